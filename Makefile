@@ -1,0 +1,40 @@
+# `make demo` shows it, `make test` checks it. Each target sets up .venv itself; nothing else is installed anywhere.
+#   PYTHON=python3.13   the interpreter (3.11 or newer)      ARGS='-k breaker'   more words for pytest
+PYTHON ?= python3
+TESTFLAGS ?= -n auto --maxprocesses 4 --dist loadgroup
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+# a folder that was moved or copied after set-up has a .venv that points to the old place
+ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
+.PHONY: $(READY)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+
+$(READY): pyproject.toml constraints.txt .ci/venv
+	@bash .ci/venv "$(PYTHON)" .venv
+
+demo: $(READY) ## a batch over three sample endpoints, one of which fails for a while (under 30 s)
+	@$(BIN)/headrace demo
+
+test: $(READY) ## all tests
+	@$(BIN)/python -m pytest $(TESTFLAGS) $(ARGS)
+
+lint: $(READY) ## ruff, mypy --strict, import rules
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo --config pyproject.toml
+
+bench: $(READY) ## speed against rq, dispatch latency, 1,000 in flight (ratios of one run; minutes)
+	@$(BIN)/headrace bench
+
+clean: ## remove .venv, caches and the data of the embedded server
+	@rm -rf .venv .venv-* .headrace .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@find broker workers tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
