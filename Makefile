@@ -13,7 +13,7 @@ ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint ruff mypy imports bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -27,10 +27,16 @@ demo: $(READY) ## a batch over three sample endpoints, one of which fails for a 
 test: $(READY) ## all tests
 	@$(BIN)/python -m pytest $(TESTFLAGS) $(ARGS)
 
-lint: $(READY) ## ruff, mypy --strict, import rules
-	@$(BIN)/ruff check --quiet .
+lint: ruff mypy imports ## ruff, mypy --strict, import rules
+
+ruff: $(READY)
+	@$(BIN)/ruff check --quiet --output-format concise .
+
+mypy: $(READY)
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-logo --config pyproject.toml
+
+imports: $(READY)
+	@$(BIN)/lint-imports --no-logo
 
 bench: $(READY) ## speed against rq, dispatch latency, 1,000 in flight (ratios of one run; minutes)
 	@$(BIN)/headrace bench

@@ -1,0 +1,26 @@
+# One image for every role: `docker run headrace worker`, `... run`, `... status`; compose runs the sample endpoints from it.
+FROM python:3.13-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/headrace
+# the dependencies first: they change less often than the code, and this layer is then kept
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+      > requirements.txt \
+ && /opt/headrace/bin/pip install --no-cache-dir --quiet -c constraints.txt -r requirements.txt
+COPY README.md LICENSE ./
+COPY broker broker
+COPY workers workers
+RUN /opt/headrace/bin/pip install --no-cache-dir --quiet --no-deps .
+
+FROM python:3.13-slim
+RUN useradd --system --user-group --uid 10001 --no-create-home --home-dir /data headrace \
+ && install -d -o headrace -g headrace /data
+COPY --from=build /opt/headrace /opt/headrace
+COPY broker/data/demo.jsonl /usr/share/headrace/demo.jsonl
+ENV PATH=/opt/headrace/bin:$PATH PYTHONUNBUFFERED=1
+USER headrace
+WORKDIR /data
+# Healthy: Redis answers and accepts us. A role that serves HTTP overrides this (see docker-compose.yml).
+HEALTHCHECK --interval=30s --timeout=10s --start-period=15s --retries=3 CMD ["headrace", "status"]
+ENTRYPOINT ["headrace"]
+CMD ["worker"]
