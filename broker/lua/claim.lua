@@ -1,0 +1,230 @@
+-- claim: queued -> started, for all endpoints of one process in one call, by the rule in select.lua.
+-- KEYS[1] rq:x:pool:<pool> HASH
+-- ARGV    prefix, pool, process, lease ms, most tasks, started_at (RQ's text), k, then k times: endpoint, room, held
+--         room: how many more this process could run on it; held: how many it runs now
+-- Returns {wake ms or -1, left, tasks}: wake: claim again by then, even if no bell rings; left: tasks still waiting;
+--         a task is {id, endpoint, lease, attempts so far, max attempts (0 the pool's), deadline ms (0 none), born ms,
+--         now ms, data, plain 0|1, lost leases so far}
+-- Drops what died while it waited; moves what stands in a wrong list.
+-- needs: breaker, select
+
+local now = server_ms()
+local process, lease_ms, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local started_at = ARGV[6]
+local rooms, held, mine, total_room = {}, {}, {}, 0
+for i = 1, tonumber(ARGV[7]) do
+  local at = 7 + (i - 1) * 3
+  local id = ARGV[at + 1]
+  mine[#mine + 1] = id
+  rooms[id], held[id] = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  total_room = total_room + rooms[id]
+end
+
+call('LREM', P .. ':x:bell:' .. process, 0, 'work') -- messages about cancels stay
+promote_due(now)
+local spill = spill_after()
+local view = read_view(now, spill, process, rooms)
+local classes = read_classes(view)
+local turn = #classes > 0 and call('HINCRBY', K_POOL, 'turn', 1) or 0
+sort_classes(classes, turn % 8 == 0)
+
+-- With siblings listening on the same endpoint a process leaves them their share of its slots.
+local function own_limit(endpoint)
+  local siblings = 0
+  for _, other in ipairs(view.waiting) do
+    if other.trusted and (other.rooms[endpoint.id] or 0) > 0 then siblings = siblings + 1 end
+  end
+  local limit = math.min(rooms[endpoint.id], endpoint.free)
+  if siblings == 0 then return limit end
+  return math.max(0, math.min(limit, math.ceil(endpoint.cap / (siblings + 1)) - held[endpoint.id]))
+end
+
+-- Lower priorities get a fixed small share: each 16th pop goes to the next one down, each 64th to the last.
+local pops = 0
+local function next_list(class)
+  local lists = {}
+  for _, list in ipairs(class.lists) do
+    if list.length > 0 then lists[#lists + 1] = list end
+  end
+  if #lists < 2 then return lists[1], true end
+  pops = pops + 1
+  local beat = turn * 7 + pops
+  if beat % 64 == 0 then return lists[#lists], false end
+  if beat % 16 == 0 then return lists[2], false end
+  return lists[1], false
+end
+
+local FIELDS_OF_TASK = {'status', 'data', 'x_try', 'x_max', 'x_dl', 'x_born', 'x_pri', 'x_req', 'x_excl', 'x_out',
+  'x_del', 'x_fence', 'result_ttl'}
+
+local function expire(id)
+  conclude(id, 'expired', 'failed', now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000,
+    {'x_why', 'its deadline passed while it waited', 'exc_info', 'expired: its deadline passed while it waited'})
+end
+
+-- A task that stood in a list: {fields} if it may start now.
+local function admit(id, variant)
+  local task = call('HMGET', job_key(id), unpack(FIELDS_OF_TASK))
+  if task[1] ~= 'queued' or not task[2] then return nil end
+  if task[5] and tonumber(task[5]) <= now then
+    expire(id)
+    return nil
+  end
+  if task[10] then
+    -- RQ's own requeue put a dead letter back: a redrive.
+    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_why', 'x_ans', 'x_body', 'x_end', 'exc_info')
+    call('PERSIST', job_key(id))
+    task[3], task[9], task[11] = nil, nil, nil
+  end
+  local proper = variant_of(task[7] or nil, task[8] or nil, task[9] or nil)
+  if proper ~= variant and (task[8] or task[9]) then
+    push(proper, id)
+    return nil
+  end
+  return task
+end
+
+local tasks = {}
+local function start(id, task, endpoint)
+  local fence = (tonumber(task[12] or '') or 0) + 1
+  local lease = int(fence) .. ':' .. int(endpoint.epoch) .. ':' .. process
+  call('HSET', job_key(id), 'status', 'started', 'x_fence', int(fence), 'x_lease', lease, 'x_ep', endpoint.id,
+    'x_run', int(now), 'started_at', started_at, 'worker_name', process)
+  call('ZADD', slots_key(endpoint.id), int(now + lease_ms), id)
+  call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
+  tasks[#tasks + 1] = {id, endpoint.id, lease, tonumber(task[3] or '') or 0, tonumber(task[4] or '') or 0,
+    task[5] or '0', task[6] or '0', int(now), task[2], task[6] and 0 or 1, tonumber(task[11] or '') or 0}
+end
+
+local function enter_half_open(endpoint, id)
+  if endpoint.state ~= 'closed' then
+    if endpoint.state == 'open' then
+      endpoint.epoch = endpoint.epoch + 1
+      call('HSET', endpoint_key(endpoint.id), 'state', 'half_open', 'epoch', int(endpoint.epoch), 'good', 0)
+      endpoint.state = 'half_open'
+    end
+    call('HSET', endpoint_key(endpoint.id), 'probe', id)
+  end
+end
+
+-- Pops until `quota` tasks have started on the endpoint. Returns how many did. A call looks at a bounded number of
+-- entries, so that a long run of dead ones does not hold the server.
+local looked = 0
+local function take(class, endpoint, quota)
+  local started = 0
+  while started < quota and #tasks < most and looked < 2000 do
+    local list, only = next_list(class)
+    if not list then break end
+    local want = only and math.min(quota - started, most - #tasks) or 1
+    local ids = call('LPOP', list_key(list.variant), want)
+    if not ids or #ids == 0 then
+      list.length = 0
+      unlisted(list.variant)
+    else
+      list.length = list.length - #ids
+      class.waiting = class.waiting - #ids
+      if list.length <= 0 and call('LLEN', list_key(list.variant)) == 0 then unlisted(list.variant) end
+      looked = looked + #ids
+      for _, id in ipairs(ids) do
+        local task = admit(id, list.variant)
+        if task then
+          enter_half_open(endpoint, id)
+          start(id, task, endpoint)
+          started = started + 1
+        end
+      end
+    end
+  end
+  return started
+end
+
+-- Endpoints of this process that got something, in the order of the rule, so that `last` keeps the rotation.
+local function in_order(handed)
+  local list = {}
+  for _, id in ipairs(mine) do
+    local endpoint = view.by_id[id]
+    if endpoint and (handed[id] or 0) > 0 then list[#list + 1] = endpoint end
+  end
+  table.sort(list, function(a, b)
+    if a.priority ~= b.priority then return a.priority > b.priority end
+    local load_a, load_b = a.in_flight / a.cap, b.in_flight / b.cap
+    if load_a ~= load_b then return load_a < load_b end
+    if a.last ~= b.last then return a.last < b.last end
+    return a.id < b.id
+  end)
+  return list
+end
+
+local took, reserved = {}, false
+for _, class in ipairs(classes) do
+  local handed = hand_out(class)
+  local list = in_order(handed)
+  -- A small batch must not all go to the first endpoint: the shares shrink together.
+  local wanted = 0
+  for _, endpoint in ipairs(list) do
+    endpoint.quota = math.min(handed[endpoint.id], own_limit(endpoint) - (took[endpoint.id] or 0))
+    wanted = wanted + math.max(0, endpoint.quota)
+  end
+  local scale = wanted > most - #tasks and (most - #tasks) / wanted or 1
+  for _, endpoint in ipairs(list) do
+    local quota = math.min(endpoint.quota, math.ceil(endpoint.quota * scale))
+    if quota > 0 then
+      local started = take(class, endpoint, quota)
+      if started > 0 then
+        took[endpoint.id] = (took[endpoint.id] or 0) + started
+        rooms[endpoint.id] = rooms[endpoint.id] - started
+      end
+      handed[endpoint.id] = handed[endpoint.id] - started
+    end
+  end
+  for id, count in pairs(handed) do
+    if count > 0 and class.waiting > 0 then
+      reserved = true
+      ring(view, id, count)
+    end
+  end
+end
+
+for _, endpoint in ipairs(in_order(took)) do
+  endpoint.last = call('HINCRBY', K_POOL, 'seq', 1)
+  call('HSET', endpoint_key(endpoint.id), 'last', endpoint.last)
+end
+
+-- Stay on the list of those who will answer a doorbell.
+local text, room_left = {}, 0
+for _, id in ipairs(mine) do
+  if rooms[id] > 0 then
+    text[#text + 1] = id .. '=' .. int(rooms[id])
+    room_left = room_left + rooms[id]
+  end
+end
+if room_left > 0 then
+  call('HSET', K_WAITING, process, int(now) .. '|0|' .. table.concat(text, ','))
+else
+  call('HDEL', K_WAITING, process)
+end
+
+local left = 0
+for _, class in ipairs(classes) do left = left + class.waiting end
+
+local function wake_after()
+  local wake = -1
+  local function by(ms)
+    ms = math.max(1, ms)
+    if wake < 0 or ms < wake then wake = ms end
+  end
+  local due = call('ZRANGE', K_SCHEDULED, 0, 0, 'WITHSCORES')
+  if due[2] then by(math.ceil(tonumber(due[2]) * 1000) - now) end
+  if left > 0 and room_left > 0 then
+    if #tasks >= most or looked >= 2000 then by(1) end
+    if reserved then by(spill) end
+    for _, id in ipairs(mine) do
+      local endpoint = view.by_id[id]
+      if endpoint and endpoint.pause > now then by(endpoint.pause - now) end
+      if endpoint and endpoint.state == 'open' and endpoint.opens > now then by(endpoint.opens - now) end
+    end
+  end
+  return wake
+end
+
+return {wake_after(), left, tasks}

@@ -1,0 +1,168 @@
+-- What every script shares. It stands before each verb; a verb starts where this ends.
+-- KEYS[1] rq:x:pool:<pool>   ARGV[1] key prefix   ARGV[2] pool   then the verb's own.
+-- Times are whole milliseconds by the server's clock, written with %d: tostring() loses digits.
+
+local P, pool = ARGV[1], ARGV[2]
+local call = redis.call
+local K_POOL = P .. ':x:pool:' .. pool
+local K_QUEUE = P .. ':queue:' .. pool
+local K_QUEUES = P .. ':queues'
+local K_LISTS = P .. ':x:lists:' .. pool
+local K_ENDPOINTS = P .. ':x:endpoints:' .. pool
+local K_WAITING = P .. ':x:waiting:' .. pool
+local K_DEADLINES = P .. ':x:deadlines:' .. pool
+local K_WIP = P .. ':wip:' .. pool
+local K_SCHEDULED = P .. ':scheduled:' .. pool
+local K_FINISHED = P .. ':finished:' .. pool
+local K_FAILED = P .. ':failed:' .. pool
+local K_CANCELED = P .. ':canceled:' .. pool
+
+local function job_key(id) return P .. ':job:' .. id end
+local function slots_key(endpoint) return P .. ':x:slots:' .. pool .. ':' .. endpoint end
+local function endpoint_key(endpoint) return P .. ':x:endpoint:' .. pool .. ':' .. endpoint end
+local function int(number) return string.format('%d', number) end
+
+local function server_ms()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- RQ scores its registries in Unix seconds.
+local function seconds(ms) return string.format('%.3f', ms / 1000) end
+
+local function words(text)
+  local found = {}
+  for word in string.gmatch(text or '', '[^,]+') do found[#found + 1] = word end
+  return found
+end
+
+local function set_of(list)
+  local set = {}
+  for _, item in ipairs(list) do set[item] = true end
+  return set
+end
+
+-- The list a task waits in: all endpoints that may take a task of one list are the same endpoints.
+local function variant_of(priority, requires, excluded)
+  priority = priority or 'normal'
+  requires, excluded = requires or '', excluded or ''
+  if requires == '' and excluded == '' then
+    return priority == 'normal' and '' or priority
+  end
+  local variant = priority
+  if requires ~= '' then variant = variant .. '+' .. requires end
+  if excluded ~= '' then variant = variant .. '!' .. excluded end
+  return variant
+end
+
+local function list_key(variant)
+  return variant == '' and K_QUEUE or (K_QUEUE .. ':' .. variant)
+end
+
+-- The index and RQ's set of queues name a list exactly while it holds something.
+local function listed(variant)
+  if variant ~= '' then
+    call('SADD', K_LISTS, variant)
+    call('SADD', K_QUEUES, list_key(variant))
+  end
+end
+
+local function unlisted(variant)
+  if variant ~= '' then
+    call('SREM', K_LISTS, variant)
+    call('SREM', K_QUEUES, list_key(variant))
+  end
+end
+
+local function push(variant, id, front)
+  local length = call(front and 'LPUSH' or 'RPUSH', list_key(variant), id)
+  if length == 1 then listed(variant) end
+end
+
+-- Long lists keep the entry: whoever pops it drops it, and scrub sweeps what nobody pops.
+local function remove_waiting(variant, id)
+  local key = list_key(variant)
+  local length = call('LLEN', key)
+  if length > 2000 then return end
+  if call('LREM', key, 1, id) == 1 and length == 1 then unlisted(variant) end
+end
+
+-- waiting, scheduled, running -> queued: into the list its fields name, due now.
+local function make_ready(id, now, front)
+  local task = call('HMGET', job_key(id), 'x_pri', 'x_req', 'x_excl')
+  call('HSET', job_key(id), 'status', 'queued', 'x_at', int(now))
+  push(variant_of(task[1] or nil, task[2] or nil, task[3] or nil), id, front)
+end
+
+local function schedule(id, due)
+  call('HSET', job_key(id), 'status', 'scheduled')
+  call('ZADD', K_SCHEDULED, seconds(due), id)
+end
+
+-- scheduled -> queued, for what is due; at most 100. Returns how many.
+local function promote_due(now)
+  local due = call('ZRANGEBYSCORE', K_SCHEDULED, '-inf', seconds(now), 'LIMIT', 0, 100)
+  for _, id in ipairs(due) do
+    call('ZREM', K_SCHEDULED, id)
+    local status = call('HGET', job_key(id), 'status')
+    if status == 'scheduled' then make_ready(id, now) end
+  end
+  return #due
+end
+
+-- any -> an outcome. Fields is a flat list for the hash. The caller has freed the slot already.
+-- ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for.
+local function conclude(id, outcome, status, now, ttl, fields)
+  local key = job_key(id)
+  local task = call('HMGET', key, 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl', 'failure_ttl')
+  if task[1] then call('ZREM', K_DEADLINES, id) end
+  if not task[4] then
+    local own = tonumber(task[(outcome == 'ok') and 5 or 6] or '')
+    if own and own ~= 0 then ttl = own * 1000 end
+    if own == 0 and outcome == 'ok' then ttl = 1000 end
+  end
+  fields[#fields + 1] = 'status'; fields[#fields + 1] = status
+  fields[#fields + 1] = 'x_out'; fields[#fields + 1] = outcome
+  fields[#fields + 1] = 'x_end'; fields[#fields + 1] = int(now)
+  call('HSET', key, unpack(fields))
+  call('HDEL', key, 'x_lease', 'x_ep', 'x_run')
+  if ttl > 0 then call('PEXPIRE', key, int(ttl)) else call('PERSIST', key) end
+  local expiry = ttl > 0 and seconds(now + ttl) or '+inf'
+  if outcome == 'ok' then call('ZADD', K_FINISHED, expiry, id)
+  elseif outcome == 'dead' or outcome == 'poison' then call('ZADD', K_FAILED, expiry, id)
+  elseif outcome == 'canceled' then call('ZADD', K_CANCELED, expiry, id) end
+  if task[2] and task[2] ~= '' then
+    local reply = P .. ':x:reply:' .. task[2]
+    call('RPUSH', reply, id)
+    call('PEXPIRE', reply, 86400000)
+  end
+  if task[3] and task[3] ~= '' then
+    call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task[3], int(ttl > 0 and ttl or 86400000))
+  end
+  call('HINCRBY', K_POOL, 'n_' .. outcome, 1)
+end
+
+-- The fence. A lease is "<fence>:<epoch>:<process>"; only the holder of the current one may settle.
+-- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
+-- 'lost' (somebody else's now, or gone).
+local function fence(id, lease)
+  local task = call('HMGET', job_key(id), 'status', 'x_lease', 'x_done')
+  if task[2] == lease then
+    if task[1] == 'started' then return 'held' end
+    if task[1] == 'canceled' then return 'canceled' end
+  end
+  if task[3] == lease then return 'already' end
+  return 'lost'
+end
+
+-- First writes of every settle: Redis allows them when its memory is full.
+local function free_slot(id, lease, endpoint)
+  call('ZREM', slots_key(endpoint), id)
+  call('ZREM', K_WIP, id .. ':' .. lease)
+end
+
+local function free_canceled(id, lease, endpoint)
+  free_slot(id, lease, endpoint)
+  call('HDEL', job_key(id), 'x_lease', 'x_ep')
+  call('HSET', job_key(id), 'x_done', lease)
+end

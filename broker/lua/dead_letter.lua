@@ -1,0 +1,43 @@
+-- dead_letter: started -> dead (or expired, when the deadline ended the attempts).
+-- KEYS[1] rq:x:pool:<pool> HASH
+-- ARGV    prefix, pool, dead letter ttl ms, result ttl ms, ended_at (RQ's text), n, then n times 9:
+--         id, lease, endpoint, verdict for the breaker, reason, answer (JSON), body, history line (JSON),
+--         exception text (base64 of zlib, for a plain RQ producer, else "")
+--         A reason that starts with "expired" makes the outcome `expired`.
+-- Returns n words: "done" | "already" | "lost" | "canceled"
+-- needs: breaker
+
+local now = server_ms()
+local dead_ttl, result_ttl, ended_at = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local words_out = {}
+
+for i = 1, tonumber(ARGV[6]) do
+  local at = 6 + (i - 1) * 9
+  local id, lease, endpoint, verdict, reason = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
+  local word = fence(id, lease)
+  if word == 'held' then
+    free_slot(id, lease, endpoint)
+    local key = job_key(id)
+    call('HINCRBY', key, 'x_try', 1)
+    local expired = string.sub(reason, 1, 7) == 'expired'
+    local history = (call('HGET', key, 'x_hist') or '') .. ARGV[at + 8] .. '\n'
+    conclude(id, expired and 'expired' or 'dead', 'failed', now, expired and result_ttl or dead_ttl,
+      {'x_why', reason, 'exc_info', reason, 'x_ans', ARGV[at + 6], 'x_body', ARGV[at + 7], 'x_hist', history,
+       'x_done', lease, 'ended_at', ended_at})
+    if ARGV[at + 9] ~= '' then
+      local results = P .. ':results:' .. id
+      call('XADD', results, 'MAXLEN', '~', 10, '*', 'type', 2, 'worker_name', '', 'exc_string', ARGV[at + 9])
+      local left = call('PTTL', key)
+      if left > 0 then call('PEXPIRE', results, int(left)) end
+    end
+    word = 'done'
+  elseif word == 'canceled' then
+    free_canceled(id, lease, endpoint)
+  end
+  if word ~= 'already' then
+    call('HINCRBY', endpoint_key(endpoint), verdict == 'good' and 'served' or 'failed', 1)
+    breaker_result(endpoint, lease, verdict, now, reason)
+  end
+  words_out[i] = word
+end
+return words_out

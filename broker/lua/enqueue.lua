@@ -1,0 +1,90 @@
+-- enqueue: (nothing) -> queued | scheduled.
+-- KEYS[1] rq:x:pool:<pool> HASH
+-- ARGV    prefix, pool, max_depth (0: the pool's own), n, then n times 13:
+--         id, priority, requires, delay ms, deadline ms from now (0 none), max attempts (0 the pool's), reply list,
+--         idempotency key, digest, data, timeout s, description, created_at (RQ's text)
+-- Returns n times: "queued" | "already" | "full" | "conflict", id (the earlier one for already and conflict)
+-- The id is the client's, so a call whose reply was lost may be made again.
+-- needs: select
+
+local now = server_ms()
+local limit, n = tonumber(ARGV[3]), tonumber(ARGV[4])
+if limit == 0 then limit = tonumber(call('HGET', K_POOL, 'max_depth') or '') or 100000 end
+
+local function depth()
+  local total = call('LLEN', K_QUEUE) + call('ZCARD', K_SCHEDULED)
+  for _, variant in ipairs(call('SMEMBERS', K_LISTS)) do total = total + call('LLEN', list_key(variant)) end
+  return total
+end
+
+local function earlier(id, idem, digest)
+  if idem ~= '' then
+    local found = call('GET', P .. ':x:idem:' .. pool .. ':' .. idem)
+    if found then
+      local other, theirs = string.match(found, '^(%S+) (%S*)$')
+      if other and call('EXISTS', job_key(other)) == 1 then
+        return theirs == digest and 'already' or 'conflict', other
+      end
+    end
+  end
+  if call('EXISTS', job_key(id)) == 1 then
+    return call('HGET', job_key(id), 'x_dig') == digest and 'already' or 'conflict', id
+  end
+end
+
+local room = limit - depth()
+local reply, ready = {}, {}
+
+for i = 1, n do
+  local at = 4 + (i - 1) * 13
+  local id, priority, requires = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local delay, deadline, idem, digest = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 8], ARGV[at + 9]
+  local word, known = earlier(id, idem, digest)
+  if not word and room <= 0 then word, known = 'full', id end
+  if not word then
+    local fields = {
+      'data', ARGV[at + 10], 'created_at', ARGV[at + 13], 'enqueued_at', ARGV[at + 13], 'origin', pool,
+      'description', ARGV[at + 12], 'timeout', ARGV[at + 11], 'status', delay > 0 and 'scheduled' or 'queued',
+      'x_born', int(now), 'x_at', int(now), 'x_dig', digest,
+    }
+    local function field(name, value)
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+    if priority ~= 'normal' then field('x_pri', priority) end
+    if requires ~= '' then field('x_req', requires) end
+    if ARGV[at + 6] ~= '0' then field('x_max', ARGV[at + 6]) end
+    if ARGV[at + 7] ~= '' then field('x_reply', ARGV[at + 7]) end
+    if idem ~= '' then field('x_idem', idem) end
+    if deadline > 0 then field('x_dl', int(now + deadline)) end
+    call('HSET', job_key(id), unpack(fields))
+    if idem ~= '' then
+      call('SET', P .. ':x:idem:' .. pool .. ':' .. idem, id .. ' ' .. digest, 'PX', 14 * 86400000)
+    end
+    if deadline > 0 then call('ZADD', K_DEADLINES, int(now + deadline), id) end
+    if delay > 0 then
+      call('ZADD', K_SCHEDULED, seconds(now + delay), id)
+    else
+      local variant = variant_of(priority, requires, '')
+      ready[variant] = ready[variant] or {}
+      table.insert(ready[variant], id)
+    end
+    room = room - 1
+    word, known = 'queued', id
+  end
+  reply[#reply + 1] = word
+  reply[#reply + 1] = known
+end
+
+local pushed = 0
+for variant, ids in pairs(ready) do
+  local length = call('RPUSH', list_key(variant), unpack(ids))
+  if length == #ids then listed(variant) end
+  pushed = pushed + #ids
+end
+call('SADD', K_QUEUES, K_QUEUE)
+if pushed > 0 then
+  call('HINCRBY', K_POOL, 'n_enqueued', pushed)
+  announce(now, spill_after())
+end
+return reply

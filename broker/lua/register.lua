@@ -1,0 +1,35 @@
+-- register: the pool's policies and endpoints, as the configuration has them. Running state is kept.
+-- KEYS[1] rq:x:pool:<pool> HASH
+-- ARGV    prefix, pool, m, then m pairs (policy field, value), n, then n times 5:
+--         endpoint, priority, cap, on 0|1, capabilities (comma separated)
+-- Returns the ids of endpoints that are gone from the configuration.
+-- needs: select
+
+local now = server_ms()
+local m = tonumber(ARGV[3])
+call('SADD', P .. ':x:pools', pool)
+call('SADD', K_QUEUES, K_QUEUE)
+for i = 1, m do call('HSET', K_POOL, ARGV[3 + i * 2 - 1], ARGV[3 + i * 2]) end
+local base = 4 + m * 2
+local kept = {}
+for i = 1, tonumber(ARGV[base]) do
+  local at = base + (i - 1) * 5
+  local id = ARGV[at + 1]
+  kept[id] = true
+  call('SADD', K_ENDPOINTS, id)
+  call('HSET', endpoint_key(id), 'priority', ARGV[at + 2], 'cap', ARGV[at + 3], 'on', ARGV[at + 4], 'capabilities',
+    ARGV[at + 5], 'seen', int(now), 'gone', '0')
+end
+local gone = {}
+for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
+  if not kept[id] then
+    gone[#gone + 1] = id
+    call('HSET', endpoint_key(id), 'on', '0', 'gone', '1') -- reap removes it when its last slot is free
+    if call('ZCARD', slots_key(id)) == 0 then
+      call('SREM', K_ENDPOINTS, id)
+      call('DEL', endpoint_key(id))
+    end
+  end
+end
+announce(now, spill_after())
+return gone

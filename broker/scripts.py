@@ -1,0 +1,328 @@
+"""The scripts of `lua/`, one typed wrapper each. A wrapper does no I/O: it returns a Command, which a store runs.
+
+All scheduling state lives in Redis and changes only inside these scripts, by the server's clock. Durations here are
+seconds (float); Redis and Lua hold whole milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Generic, Literal, TypeVar
+
+from broker.keys import Keys
+
+T = TypeVar("T")
+
+Settled = Literal["done", "already", "lost", "canceled"]
+Verdict = Literal["good", "count", "open", "ignore"]
+
+VERBS = (
+    "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
+    "redrive", "leave", "register",
+)  # fmt: skip
+
+BATCH = 100  # most tasks in one call of a verb that settles
+ENQUEUE_BATCH = 500  # most tasks in one call of enqueue
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Source of one verb and its SHA-1, as EVALSHA wants it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Generic[T]):
+    """One call of one script: `key` routes it in a cluster, `parse` turns the reply into T."""
+
+    script: Script
+    key: str
+    args: Sequence[str | bytes | int]
+    parse: Callable[[Any], T]
+
+
+@lru_cache(maxsize=None)
+def _part(name: str) -> str:
+    return resources.files("broker").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=None)
+def load(verb: str, clock_key: str = "") -> Script:
+    """The verb's script: common.lua, the parts its header needs, the verb.
+
+    clock_key  for tests: the scripts read the time, in milliseconds, from this key instead of asking the server.
+    """
+    text = _part(verb)
+    needs = re.search(r"^-- needs: (.*)$", text, re.M)
+    names = [name.strip() for name in needs.group(1).split(",")] if needs is not None else []
+    source = "\n".join([*(_part(name) for name in ["common", *names]), text])
+    if clock_key:
+        source = source.replace(
+            "local time = call('TIME')", f"do return tonumber(call('GET', '{clock_key}')) end local time = call('TIME')"
+        )
+    return Script(verb, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _words(reply: Any) -> list[Any]:
+    return [_text(word) for word in reply]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """What enqueue needs to know. Seconds; 0 means none. `data` is the encoded work (see `rqjob`)."""
+
+    id: str
+    data: bytes
+    digest: str
+    description: str
+    created_at: str
+    priority: str = "normal"
+    requires: tuple[str, ...] = ()
+    delay: float = 0.0
+    deadline: float = 0.0
+    max_attempts: int = 0
+    reply: str = ""
+    idempotency_key: str = ""
+    timeout: int = 360
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """`word`: queued, already, full or conflict; `id`: the task's, the earlier one's for already and conflict."""
+
+    word: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a process offers to run on one endpoint: `room` more, beside the `held` it runs now."""
+
+    endpoint: str
+    room: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The time-limited right to run one task on one endpoint. `token` fences every settle."""
+
+    id: str
+    token: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task and its lease. Times are Unix seconds by the server's clock; `deadline` is 0.0 for none.
+
+    `attempts` counted so far; `max_attempts` 0 means the pool's; `plain`: a plain RQ producer enqueued it;
+    `lost`: leases that ended without a settle.
+    """
+
+    lease: Lease
+    attempts: int
+    max_attempts: int
+    deadline: float
+    enqueued_at: float
+    claimed_at: float
+    data: bytes
+    plain: bool
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """`wake`: claim again within so many seconds even if no doorbell rings (None: no need); `left`: still waiting."""
+
+    wake: float | None
+    left: int
+    tasks: list[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Outcome ok. `answer` is JSON; `return_value` is for a plain RQ producer, else ""."""
+
+    lease: Lease
+    answer: str
+    body: bytes
+    return_value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A failed attempt that is tried again after `delay` seconds, not on this endpoint if `exclude`."""
+
+    lease: Lease
+    delay: float
+    verdict: Verdict
+    reason: str
+    history: str
+    exclude: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Not run to an end and not counted; `pause` seconds of rest for the endpoint."""
+
+    lease: Lease
+    pause: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Given up. A reason that starts with "expired" makes the outcome `expired`."""
+
+    lease: Lease
+    verdict: Verdict
+    reason: str
+    answer: str
+    body: bytes
+    history: str
+    exc_string: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    requeued: int
+    poisoned: int
+    freed: int
+
+
+def _claimed(row: list[Any]) -> Claimed:
+    return Claimed(
+        Lease(_text(row[0]), _text(row[2]), _text(row[1])),
+        int(row[3]), int(row[4]), int(row[5]) / 1000, int(row[6]) / 1000, int(row[7]) / 1000, row[8], bool(row[9]), int(row[10]),
+    )  # fmt: skip
+
+
+def _claims(reply: Any) -> Claims:
+    wake, left, rows = reply
+    return Claims(None if wake < 0 else wake / 1000, int(left), [_claimed(row) for row in rows])
+
+
+class Scripts:
+    """Builds commands under one key prefix."""
+
+    def __init__(self, keys: Keys, clock_key: str = "") -> None:
+        self.keys = keys
+        self._clock_key = clock_key
+
+    def all(self) -> list[Script]:
+        return [load(verb, self._clock_key) for verb in VERBS]
+
+    def _command(self, verb: str, pool: str, args: Sequence[str | bytes | int], parse: Callable[[Any], T]) -> Command[T]:
+        script = load(verb, self._clock_key)
+        return Command(script, self.keys.pool(pool), [self.keys.prefix, pool, *args], parse)
+
+    def enqueue(self, pool: str, tasks: Sequence[NewTask], max_depth: int = 0) -> Command[list[Enqueued]]:
+        """At most ENQUEUE_BATCH tasks. max_depth 0 takes the pool's."""
+        args: list[str | bytes | int] = [max_depth, len(tasks)]
+        for task in tasks:
+            args += (
+                task.id, task.priority, ",".join(task.requires), _ms(task.delay), _ms(task.deadline), task.max_attempts,
+                task.reply, task.idempotency_key, task.digest, task.data, task.timeout, task.description, task.created_at,
+            )  # fmt: skip
+
+        def parse(reply: Any) -> list[Enqueued]:
+            return [Enqueued(_text(reply[i]), _text(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return self._command("enqueue", pool, args, parse)
+
+    def claim(
+        self, pool: str, process: str, offers: Sequence[Offer], *, lease: float, most: int, started_at: str
+    ) -> Command[Claims]:
+        args: list[str | bytes | int] = [process, _ms(lease), most, started_at, len(offers)]
+        for offer in offers:
+            args += (offer.endpoint, offer.room, offer.held)
+        return self._command("claim", pool, args, _claims)
+
+    def renew(
+        self, pool: str, process: str, endpoints: Sequence[str], leases: Sequence[Lease], *, lease: float
+    ) -> Command[list[str]]:
+        """A word a lease: held, lost, canceled or already."""
+        args: list[str | bytes | int] = [process, _ms(lease), len(endpoints), *endpoints, len(leases)]
+        for held in leases:
+            args += (held.id, held.token, held.endpoint)
+        return self._command("renew", pool, args, _words)
+
+    def finish(self, pool: str, items: Sequence[Finish], *, result_ttl: float, ended_at: str) -> Command[list[Settled]]:
+        args: list[str | bytes | int] = [_ms(result_ttl), ended_at, len(items)]
+        for item in items:
+            args += (item.lease.id, item.lease.token, item.lease.endpoint, item.answer, item.body, item.return_value)
+        return self._command("finish", pool, args, _words)
+
+    def retry(self, pool: str, items: Sequence[Retry]) -> Command[list[Settled]]:
+        args: list[str | bytes | int] = [len(items)]
+        for item in items:
+            args += (
+                item.lease.id, item.lease.token, item.lease.endpoint, _ms(item.delay), item.verdict, item.reason,
+                item.history, int(item.exclude),
+            )  # fmt: skip
+        return self._command("retry", pool, args, _words)
+
+    def release(self, pool: str, items: Sequence[Release]) -> Command[list[Settled]]:
+        args: list[str | bytes | int] = [len(items)]
+        for item in items:
+            args += (item.lease.id, item.lease.token, item.lease.endpoint, _ms(item.pause))
+        return self._command("release", pool, args, _words)
+
+    def dead_letter(
+        self, pool: str, items: Sequence[DeadLetter], *, dead_letter_ttl: float, result_ttl: float, ended_at: str
+    ) -> Command[list[Settled]]:
+        args: list[str | bytes | int] = [_ms(dead_letter_ttl), _ms(result_ttl), ended_at, len(items)]
+        for item in items:
+            args += (
+                item.lease.id, item.lease.token, item.lease.endpoint, item.verdict, item.reason, item.answer, item.body,
+                item.history, item.exc_string,
+            )  # fmt: skip
+        return self._command("dead_letter", pool, args, _words)
+
+    def promote(self, pool: str) -> Command[int]:
+        return self._command("promote", pool, [], int)
+
+    def reap(self, pool: str, *, max_deliveries: int, dead_letter_ttl: float) -> Command[Reaped]:
+        return self._command("reap", pool, [max_deliveries, _ms(dead_letter_ttl)], lambda reply: Reaped(*map(int, reply)))
+
+    def expire(self, pool: str, *, result_ttl: float) -> Command[int]:
+        return self._command("expire", pool, [_ms(result_ttl)], int)
+
+    def cancel(self, pool: str, ids: Sequence[str], *, result_ttl: float) -> Command[list[str]]:
+        """A word a task: canceled, running (canceled; its attempt is told), settled or unknown."""
+        return self._command("cancel", pool, [_ms(result_ttl), len(ids), *ids], _words)
+
+    def redrive(self, pool: str, ids: Sequence[str]) -> Command[list[str]]:
+        """A word a task: queued, unsettled, done or unknown."""
+        return self._command("redrive", pool, [len(ids), *ids], _words)
+
+    def leave(self, pool: str, process: str) -> Command[int]:
+        return self._command("leave", pool, [process], int)
+
+    def register(
+        self, pool: str, policies: dict[str, int], endpoints: Sequence[tuple[str, int, int, bool, tuple[str, ...]]]
+    ) -> Command[list[str]]:
+        """endpoints: (id, priority, max_concurrent, enabled, capabilities). Returns ids gone from the configuration."""
+        args: list[str | bytes | int] = [len(policies)]
+        for name, value in policies.items():
+            args += (name, value)
+        args.append(len(endpoints))
+        for endpoint, priority, slots, enabled, capabilities in endpoints:
+            args += (endpoint, priority, slots, int(enabled), ",".join(capabilities))
+        return self._command("register", pool, args, _words)

@@ -1,0 +1,259 @@
+"""The connection to Redis, sync and async, and the only place that knows redis-py.
+
+redis-py's own retries are off: it repeats a command whose reply was lost, and so queues twice. What may be repeated is
+decided here: scripts whose repeat is harmless by design (ids chosen by the client, fenced settles).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import redis
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from broker.errors import BrokerError, BrokerUnavailable, BrokerUnsuitable, QueueFull
+from broker.keys import Keys, default_prefix
+from broker.scripts import Command, Script, Scripts
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT = 5.0  # seconds
+SOCKET_TIMEOUT = 15.0  # seconds; blocking calls stay below it
+BLOCK_AT_MOST = 10.0  # seconds a blocking pop may wait
+MINIMUM_VERSION = (7, 0)
+
+CONNECTION_ERRORS = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+
+def masked(url: str) -> str:
+    """The URL without its password."""
+    head, at, tail = url.rpartition("@")
+    if not at:
+        return url
+    scheme, _, credentials = head.partition("://")
+    user = credentials.partition(":")[0]
+    return f"{scheme}://{user}:***@{tail}"
+
+
+def translate(error: Exception, url: str) -> BrokerError:
+    """redis-py's errors in our terms; one line with the remedy."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
+        return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; check the user and password in redis.url")
+    if isinstance(error, CONNECTION_ERRORS):
+        return BrokerUnavailable(f"Redis at {masked(url)} cannot be reached: {text}; is it running, is redis.url right?")
+    if "OOM" in text[:40] or isinstance(error, redis.exceptions.OutOfMemoryError):
+        return QueueFull(f"Redis at {masked(url)} is at its memory limit; nothing was queued; drain tasks or raise maxmemory")
+    return BrokerError(f"Redis at {masked(url)}: {text}")
+
+
+def _options(url: str) -> dict[str, Any]:
+    timeouts = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_timeout": SOCKET_TIMEOUT}
+    common: dict[str, Any] = {"decode_responses": False, "health_check_interval": 0, **timeouts}
+    if not url.startswith("unix:"):
+        common["socket_keepalive"] = True
+    return common
+
+
+def _evalsha(command: Command[Any]) -> tuple[Any, ...]:
+    return ("EVALSHA", command.script.sha, 1, command.key, *command.args)
+
+
+def _queue(pipe: Any, *command: Any) -> None:
+    pipe.execute_command(*command)  # redis-py leaves this method without types
+
+
+def _first_error(replies: Sequence[Any]) -> Exception | None:
+    return next((reply for reply in replies if isinstance(reply, Exception)), None)
+
+
+class Store:
+    """Runs commands on one Redis, from any thread. `url` is redis://, rediss:// or unix://.
+
+    Raises BrokerUnavailable, BrokerUnsuitable, QueueFull, BrokerError.
+    """
+
+    def __init__(self, url: str, *, prefix: str | None = None, clock_key: str = "") -> None:
+        self.url = url
+        self.keys = Keys(prefix or default_prefix())
+        self.scripts = Scripts(self.keys, clock_key)
+        try:
+            self.redis: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(url))
+        except ValueError as error:
+            raise BrokerUnsuitable(f"redis.url {masked(url)!r}: {error}") from None
+
+    def run(self, command: Command[T]) -> T:
+        return cast(T, self.run_many([command])[0])
+
+    def run_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """One round trip. The replies in order; the first error is raised after all have run."""
+        try:
+            replies = self._send(commands)
+            missing = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+            if missing:
+                self._load({commands[i].script for i in missing})
+                for i, reply in zip(missing, self._send([commands[i] for i in missing]), strict=True):
+                    replies[i] = reply
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise translate(error, self.url) from error
+        if failed := _first_error(replies):
+            raise translate(failed, self.url) from failed
+        return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
+
+    def _send(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        with self.redis.pipeline(transaction=False) as pipe:
+            for command in commands:
+                _queue(pipe, *_evalsha(command))
+            return pipe.execute(raise_on_error=False)
+
+    def _load(self, scripts: set[Script]) -> None:
+        with self.redis.pipeline(transaction=False) as pipe:
+            for script in scripts:
+                _queue(pipe, "SCRIPT", "LOAD", script.source)
+            pipe.execute()
+
+    def raw(self, use: Callable[[redis.Redis], T]) -> T:
+        """Runs `use` on the client; its errors are translated."""
+        try:
+            return use(self.redis)
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise translate(error, self.url) from error
+
+    def pipelined(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Plain commands in one round trip."""
+
+        def send(client: redis.Redis) -> list[Any]:
+            with client.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    _queue(pipe, *command)
+                return pipe.execute()
+
+        return self.raw(send) if commands else []
+
+    def check(self) -> None:
+        """Refuses a Redis that is too old or that evicts: it would lose tasks in silence."""
+        info = self.raw(lambda client: client.info())
+        complaint = unsuitable(info)
+        if complaint:
+            raise BrokerUnsuitable(f"Redis at {masked(self.url)}: {complaint}")
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self.redis.close()
+
+
+def unsuitable(info: dict[str, Any]) -> str:
+    """What is wrong with a server, from its INFO; "" if nothing."""
+    version = str(info.get("valkey_version") or info.get("redis_version") or "0")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < MINIMUM_VERSION:
+        return f"version {version} is too old; use Redis 7.0 or newer, or Valkey"
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        return f"maxmemory-policy is {policy}: it would drop tasks; set it to noeviction"
+    if str(info.get("role", "master")) != "master":
+        return "it is a replica; give the address of the primary"
+    return ""
+
+
+class AsyncStore:
+    """The same for asyncio. One connection carries the commands of one caller at a time.
+
+    A call that is canceled finishes in the background: abandoned half-way, its reply would go to the next caller.
+    """
+
+    def __init__(self, url: str, *, prefix: str | None = None, clock_key: str = "") -> None:
+        self.url = url
+        self.keys = Keys(prefix or default_prefix())
+        self.scripts = Scripts(self.keys, clock_key)
+        try:
+            self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+                url, retry=AsyncRetry(NoBackoff(), 0), **_options(url)
+            )
+        except ValueError as error:
+            raise BrokerUnsuitable(f"redis.url {masked(url)!r}: {error}") from None
+        self._background: set[asyncio.Future[Any]] = set()
+
+    async def run(self, command: Command[T]) -> T:
+        return cast(T, (await self.run_many([command]))[0])
+
+    async def run_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """One round trip. The replies in order; the first error is raised after all have run."""
+        replies = await self.try_many(commands)
+        if error := _first_error(replies):
+            raise error
+        return replies
+
+    async def try_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """The same, with a translated error standing in the place of a reply that failed."""
+        replies = await self._guarded(self._attempt(commands))
+        return [
+            translate(reply, self.url) if isinstance(reply, Exception) else command.parse(reply)
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+
+    async def _attempt(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        replies = await self._send([_evalsha(command) for command in commands])
+        missing = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+        if missing:
+            scripts = {commands[i].script for i in missing}
+            await self._send([("SCRIPT", "LOAD", script.source) for script in scripts])
+            again = await self._send([_evalsha(commands[i]) for i in missing])
+            for i, reply in zip(missing, again, strict=True):
+                replies[i] = reply
+        return replies
+
+    async def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for command in commands:
+                _queue(pipe, *command)
+            return await pipe.execute(raise_on_error=False)
+
+    async def _guarded(self, work: Awaitable[T]) -> T:
+        future = asyncio.ensure_future(work)
+        self._background.add(future)
+        future.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(future)
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise translate(error, self.url) from error
+
+    def _forget(self, future: asyncio.Future[Any]) -> None:
+        self._background.discard(future)
+        if not future.cancelled():
+            future.exception()  # seen, so that asyncio does not report an abandoned call
+
+    async def pipelined(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Plain commands in one round trip."""
+        if not commands:
+            return []
+        replies = await self._guarded(self._send(commands))
+        if error := _first_error(replies):
+            raise translate(error, self.url) from error
+        return replies
+
+    async def blocking(self, *command: Any) -> Any:
+        """One command that blocks on the server, on a connection of its own that is dropped when this is canceled."""
+        try:
+            async with self.redis.client() as client:
+                try:
+                    return await cast(Any, client).execute_command(*command)
+                except asyncio.CancelledError:
+                    if client.connection is not None:
+                        await client.connection.disconnect(nowait=True)
+                    raise
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise translate(error, self.url) from error
+
+    async def close(self) -> None:
+        if self._background:
+            await asyncio.wait(list(self._background), timeout=1.0)
+        with suppress(Exception):
+            await self.redis.aclose()
