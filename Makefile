@@ -36,7 +36,7 @@ mypy: $(READY)
 	@$(BIN)/mypy --no-error-summary
 
 imports: $(READY)
-	@$(BIN)/lint-imports --no-logo
+	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said"; exit 1; }
 
 bench: $(READY) ## speed against rq, dispatch latency, 1,000 in flight (ratios of one run; minutes)
 	@$(BIN)/headrace bench
