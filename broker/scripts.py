@@ -23,7 +23,7 @@ Verdict = Literal["good", "count", "open", "ignore"]
 
 VERBS = (
     "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
-    "redrive", "leave", "register",
+    "redrive", "watch", "leave", "register",
 )  # fmt: skip
 
 BATCH = 100  # most tasks in one call of a verb that settles
@@ -311,6 +311,10 @@ class Scripts:
     def redrive(self, pool: str, ids: Sequence[str]) -> Command[list[str]]:
         """A word a task: queued, unsettled, done or unknown."""
         return self._command("redrive", pool, [len(ids), *ids], _words)
+
+    def watch(self, pool: str, reply: str, ids: Sequence[str]) -> Command[list[str]]:
+        """A word a task: settled, watching (its id will come to the reply list) or unknown."""
+        return self._command("watch", pool, [reply, len(ids), *ids], _words)
 
     def leave(self, pool: str, process: str) -> Command[int]:
         return self._command("leave", pool, [process], int)

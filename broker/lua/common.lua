@@ -131,8 +131,8 @@ local function conclude(id, outcome, status, now, ttl, fields)
   if outcome == 'ok' then call('ZADD', K_FINISHED, expiry, id)
   elseif outcome == 'dead' or outcome == 'poison' then call('ZADD', K_FAILED, expiry, id)
   elseif outcome == 'canceled' then call('ZADD', K_CANCELED, expiry, id) end
-  if task[2] and task[2] ~= '' then
-    local reply = P .. ':x:reply:' .. task[2]
+  for _, name in ipairs(words(task[2] or '')) do
+    local reply = P .. ':x:reply:' .. name
     call('RPUSH', reply, id)
     call('PEXPIRE', reply, 86400000)
   end
