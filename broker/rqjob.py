@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from broker import safepickle
 from broker.errors import InvalidTask, PayloadTooLarge
+from broker.outcome import KEPT_HEADERS
 from broker.task import NpuTask, Request, Work
 
 orjson: Any
@@ -31,8 +32,7 @@ Serializer = Literal["json", "pickle"]
 
 REQUEST_FUNCTION: Final = "workers.jobs.request"
 NPU_FUNCTION: Final = "workers.jobs.npu"
-OWN_FIELD: Final = "x_v"  # in the hash of every task that headrace's producers wrote, and in no other
-OWN_FORMAT: Final = "1"
+OWN_FIELD: Final = "x_born"  # in the hash of every task that lua/enqueue.lua wrote, and in no other
 COMPRESS_FROM: Final = 2048  # bytes
 MAX_DEPTH: Final = 100  # levels of nesting in a task's JSON
 MAX_REASON_CHARS: Final = 300
@@ -80,37 +80,6 @@ def encode_work(work: Work, limit: int | None = None) -> bytes:
     if limit is not None and size > limit:
         raise _too_large(size, limit)
     return raw if size < COMPRESS_FROM else zlib.compress(raw, 1)
-
-
-def new_job_fields(
-    pool: str,
-    work: Work,
-    data: bytes,
-    now: float,
-    *,
-    timeout: float,
-    result_ttl: float,
-    failure_ttl: float,
-    delayed: bool = False,
-) -> list[str | bytes]:
-    """The job hash of a new task as a flat list: name, value, name, value ... RQ 2.12 and 3 read it.
-
-    `data` is encode_work(work); `now` in Unix seconds; `timeout` (of a stock RQ worker) and the two lifetimes in
-    seconds, rounded up. A delayed task is 'scheduled' and has no time of enqueuing yet.
-    """
-    stamp = utc(now)
-    fields: list[str | bytes] = [
-        "created_at", stamp,
-        "origin", pool,
-        "data", data,
-        "description", describe(work),
-        "timeout", str(math.ceil(timeout)),
-        "result_ttl", str(math.ceil(result_ttl)),
-        "failure_ttl", str(math.ceil(failure_ttl)),
-        OWN_FIELD, OWN_FORMAT,
-    ]  # fmt: skip
-    fields += ("status", "scheduled") if delayed else ("status", "queued", "enqueued_at", stamp)
-    return fields
 
 
 def describe(work: Work) -> str:
@@ -236,11 +205,11 @@ def plain_result(
 ) -> dict[str, Any]:
     """What `job.return_value()` gives a producer that uses RQ alone.
 
-    `status_code`, `headers`, `endpoint`, `attempts`, and the answer: `json` if it says it is JSON and is, else `body`,
-    text. `headers` with lower-cased names.
+    `status_code`, `headers` (as few as a Result has), `endpoint`, `attempts`, and the answer: `json` if it says it is
+    JSON and is, else `body`, text. `headers` with lower-cased names.
     """
-    result: dict[str, Any] = {"status_code": status_code, "headers": dict(headers)}
-    result |= {"endpoint": endpoint, "attempts": attempts}
+    kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
+    result: dict[str, Any] = {"status_code": status_code, "headers": kept, "endpoint": endpoint, "attempts": attempts}
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type == "application/json" or media_type.endswith("+json"):
         try:
