@@ -297,9 +297,12 @@ def _repeated(parsed: BatchTask | BadLine, line: bytes) -> BadLine:
 
 def _too_long(file: BinaryIO, start: bytes, number: int, max_bytes: int) -> BadLine:
     """Reads on to the end of the line, piece by piece."""
-    digest, length, piece = sha256(b"%d\n" % number + start), len(start), start
-    while not piece.endswith(b"\n") and (piece := file.readline(_SKIP_BYTES)):
+    digest, length, piece = sha256(b"%d\n" % number), 0, start
+    while not piece.endswith(b"\n") and (following := file.readline(_SKIP_BYTES)):
         digest.update(piece)
-        length += len(piece)
+        length, piece = length + len(piece), following
+    piece = piece.rstrip(b"\r\n")
+    digest.update(piece)
+    length += len(piece)
     message = f"line {number}: {length} bytes, at most {max_bytes}; shorten it, or raise queue.payload_limit"
     return BadLine(number, None, "line_too_long", message, digest.hexdigest())

@@ -165,6 +165,7 @@ class OutputFile:
             if self._regular:
                 self._lock()
                 self.done = read_done(self.path, repair=True)
+                self._keep_name()
         except BaseException:
             os.close(self._fd)
             raise
@@ -233,6 +234,15 @@ class OutputFile:
             raise UsageError(f"{self.path}: another run is writing it; wait for its end or choose another") from None
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be locked ({error.strerror}); choose another place") from None
+
+    def _keep_name(self) -> None:
+        """A new file's name must be on the disk too, or a power cut takes the file with all that was synced."""
+        with contextlib.suppress(OSError):  # some file systems cannot; they need not
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

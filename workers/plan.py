@@ -26,7 +26,7 @@ class Plan:
     """The processes to start.
 
     processes  per process the ids of its endpoints, at least one each
-    endpoints  in the order in which they are preferred: by priority, 10 first, then as configured
+    endpoints  in the order in which they are preferred: by priority, 10 first, then by id
     warnings   one line each, for the log and the screen
     """
 
@@ -64,7 +64,7 @@ def plan(
     """
     if processes != "auto" and processes < 1:
         raise ValueError(f"processes {processes}: must be 'auto' or a whole number from 1")
-    shares = tuple(sorted((EndpointShare(*each) for each in endpoints), key=lambda share: -share.priority))
+    shares = tuple(sorted((EndpointShare(*each) for each in endpoints), key=lambda share: (-share.priority, share.id)))
     usable = [share for share in shares if _weight(share) > 0]
     warnings = [
         f"endpoint {share.id}: {share.slots} slots, so it will serve nothing; set max_concurrent to 1 or more"

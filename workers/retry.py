@@ -34,6 +34,13 @@ class Rng(Protocol):
     def uniform(self, a: float, b: float, /) -> float: ...
 
 
+class EndSignal(Protocol):
+    """What ends a guard's wait early; `threading.Event` has it."""
+
+    def is_set(self) -> bool: ...
+    def wait(self, timeout: float, /) -> object: ...
+
+
 class RetrySettings(Protocol):
     """What the policy needs of `broker.config.Retry`; the backoffs in seconds."""
 
@@ -173,17 +180,18 @@ def redis_guard_sync(
     errors: tuple[type[Exception], ...] = (BrokerUnavailable,),
     on_wait: OnWait | None = None,
     rng: Rng | None = None,
-    sleep: Callable[[float], None] | None = None,
+    end: EndSignal | None = None,
 ) -> Retrying:
-    """`redis_guard` for threads: `redis_guard_sync()(store.renew, ...)`. Pass `Event.wait` as `sleep` to end early."""
+    """`redis_guard` for threads: `redis_guard_sync()(store.renew, ...)`. Once `end` is set the last error is raised."""
+    last = stop_never if max_attempts is None else stop_after_attempt(max_attempts)
     guard = Retrying(
-        stop=stop_never if max_attempts is None else stop_after_attempt(max_attempts),
+        stop=last if end is None else lambda state: end.is_set() or last(state),
         wait=FullJitter(initial, maximum, random.Random() if rng is None else rng),
         retry=retry_if_exception_type(errors),
         before_sleep=None if on_wait is None else _telling(on_wait),
         reraise=True,
     )
-    return guard if sleep is None else guard.copy(sleep=sleep)
+    return guard if end is None else guard.copy(sleep=end.wait)
 
 
 def _telling(on_wait: OnWait) -> Callable[[RetryCallState], None]:
