@@ -168,7 +168,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A failed attempt that is tried again after `delay` seconds, not on this endpoint if `exclude`."""
+    """A failed attempt, tried again after `delay` seconds, elsewhere if `exclude`; the endpoint rests `pause` seconds."""
 
     lease: Lease
     delay: float
@@ -176,6 +176,7 @@ class Retry:
     reason: str
     history: str
     exclude: bool = True
+    pause: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,7 @@ class Scripts:
         for item in items:
             args += (
                 item.lease.id, item.lease.token, item.lease.endpoint, _ms(item.delay), item.verdict, item.reason,
-                item.history, int(item.exclude),
+                item.history, int(item.exclude), _ms(item.pause),
             )  # fmt: skip
         return self._command("retry", pool, args, _words)
 

@@ -1,7 +1,8 @@
 -- retry: started -> scheduled (or queued, with no delay). An attempt is counted and the endpoint excluded.
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, n, then n times 8:
---         id, lease, endpoint, delay ms, verdict for the breaker, reason, history line (JSON), exclude 0|1
+-- ARGV    prefix, pool, n, then n times 9:
+--         id, lease, endpoint, delay ms, verdict for the breaker, reason, history line (JSON), exclude 0|1,
+--         pause ms for the endpoint (0 none)
 -- Returns n words: "done" | "already" | "lost" | "canceled"
 -- needs: breaker, select
 
@@ -20,7 +21,7 @@ local function exclude(id, endpoint)
 end
 
 for i = 1, tonumber(ARGV[3]) do
-  local at = 3 + (i - 1) * 8
+  local at = 3 + (i - 1) * 9
   local id, lease, endpoint, delay = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4])
   local word = fence(id, lease)
   if word == 'held' then
@@ -40,6 +41,7 @@ for i = 1, tonumber(ARGV[3]) do
   if word ~= 'already' then
     call('HINCRBY', endpoint_key(endpoint), 'failed', 1)
     breaker_result(endpoint, lease, ARGV[at + 5], now, ARGV[at + 6])
+    pause_endpoint(endpoint, now, tonumber(ARGV[at + 9]))
   end
   words_out[i] = word
 end

@@ -1,0 +1,243 @@
+"""The loop that claims for all endpoints of one pool in this process and settles what ended, in one round trip.
+
+It keeps no scheduling state: it asks the scripts, starts what it is given, and hands back what came of it. Outcomes that
+end while a round trip is under way travel with the next one, so batches grow with load and cost no latency when idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.errors import BrokerError, BrokerUnavailable
+from broker.rqjob import utc
+from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
+from broker.store import AsyncStore
+from workers.plan import AUTO_SLOTS
+from workers.retry import GUARD_INITIAL_S, redis_guard
+from workers.worker import Settlement, Worker
+
+CLAIM_BATCH: Final = 64
+POLL_S: Final = (1.0, 2.0)  # an idle process claims so often even if no doorbell rang, with jitter between the two
+GRACE_S: Final = 5.0  # an attempt still running so long after its limit is hung: its lease is not renewed
+
+log = logging.getLogger("headrace.dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An attempt under way. `until`: when its own limits have ended it for sure, by the monotonic clock."""
+
+    claimed: Claimed
+    task: asyncio.Task[None]
+    until: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this process did since it started, for its RQ worker records."""
+
+    ok: int = 0
+    failed: int = 0
+    released: int = 0
+    refused: int = 0
+
+
+class Dispatcher:
+    """One pool in one process. `run` ends when it was told to stop and everything is settled."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        process: str,
+        workers: Sequence[Worker],
+        *,
+        most: int,
+        burst: bool = False,
+    ) -> None:
+        self.pool = workers[0].pool
+        self.process = process
+        self.workers = {worker.endpoint.id: worker for worker in workers}
+        self.running: dict[Lease, Running] = {}
+        self.held = dict.fromkeys(self.workers, 0)
+        self.counts: dict[str, Counts] = {endpoint: Counts() for endpoint in self.workers}
+        self.left = 0  # tasks that waited when last seen
+        self._store = store
+        self._most = most
+        self._burst = burst
+        self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
+        self._outbox: list[Settlement] = []
+        self._wake = asyncio.Event()
+        self._claiming = True
+        self._rng = random.Random()
+
+    # What others call
+
+    def wake(self) -> None:
+        """Claim now: a doorbell rang."""
+        self._wake.set()
+
+    def stop_claiming(self) -> None:
+        self._claiming = False
+        self._wake.set()
+
+    def abandon(self, lease: Lease) -> None:
+        """Close the connection of one attempt and release its lease: it was canceled, or is somebody else's."""
+        running = self.running.get(lease)
+        if running is not None:
+            running.task.cancel()
+
+    def abandon_all(self) -> None:
+        for running in list(self.running.values()):
+            running.task.cancel()
+
+    @property
+    def claiming(self) -> bool:
+        return self._claiming
+
+    async def run(self) -> None:
+        """Raises BrokerError for what waiting will not mend."""
+        while self._claiming or self.running or self._outbox:
+            self._wake.clear()
+            await self._sleep(await self._round())
+
+    # One round trip
+
+    async def _round(self) -> float | None:
+        """Settles, claims, starts. Returns seconds until the next claim is due; None: when something happens."""
+        outbox, self._outbox = self._outbox, []
+        commands, items = self._settling(outbox)
+        offers = self._offers()
+        if offers:
+            commands.append(self._claim(offers))
+        if not commands:
+            return None
+        try:
+            replies = await self._send(commands, items)
+        except BrokerUnavailable:  # tenacity costs more than the whole call: it is engaged on failure alone
+            replies = await redis_guard(on_wait=self._say_waiting)(self._send, commands, items)
+        claims = replies[-1] if offers else None
+        return self._start(claims) if isinstance(claims, Claims) else self._poll()
+
+    async def _send(self, commands: list[Command[Any]], items: list[Sequence[Settlement]]) -> list[Any]:
+        """Settles are safe to repeat (a repeat answers "already"), and so is a claim: what it gave is reaped."""
+        replies = await self._store.try_many(commands)
+        for reply in replies:
+            if isinstance(reply, BrokerUnavailable):
+                raise reply
+        for reply, batch in zip(replies, items, strict=False):
+            if isinstance(reply, BrokerError):
+                log.warning("%s; trying again", reply)
+                self._outbox += batch
+            else:
+                self._settled(reply, batch)
+        if isinstance(replies[-1], BrokerError):
+            await asyncio.sleep(self._rng.uniform(GUARD_INITIAL_S, 10 * GUARD_INITIAL_S))
+        return replies
+
+    def _settling(self, outbox: Sequence[Settlement]) -> tuple[list[Command[Any]], list[Sequence[Settlement]]]:
+        scripts, name, queue = self._store.scripts, self.pool.name, self.pool.queue
+        ended_at = utc(time.time())
+        commands: list[Command[Any]] = []
+        items: list[Sequence[Settlement]] = []
+        by_kind: dict[type, list[Any]] = {Finish: [], Retry: [], Release: [], DeadLetter: []}
+        for item in outbox:
+            by_kind[type(item)].append(item)
+        for kind, every in by_kind.items():
+            for batch in (every[i : i + BATCH] for i in range(0, len(every), BATCH)):
+                if kind is Finish:
+                    command: Command[Any] = scripts.finish(name, batch, result_ttl=queue.result_ttl, ended_at=ended_at)
+                elif kind is Retry:
+                    command = scripts.retry(name, batch)
+                elif kind is Release:
+                    command = scripts.release(name, batch)
+                else:
+                    command = scripts.dead_letter(
+                        name, batch, dead_letter_ttl=queue.dead_letter_ttl, result_ttl=queue.result_ttl, ended_at=ended_at
+                    )
+                commands.append(command)
+                items.append(batch)
+        return commands, items
+
+    def _settled(self, words: Sequence[str], batch: Sequence[Settlement]) -> None:
+        for word, item in zip(words, batch, strict=True):
+            counts = self.counts[item.lease.endpoint]
+            if word not in ("done", "already"):
+                counts.refused += 1
+                log.debug("task %s: settle refused, it is %s", item.lease.id, word)
+            elif isinstance(item, Finish):
+                counts.ok += 1
+            elif isinstance(item, Release):
+                counts.released += 1
+            else:
+                counts.failed += 1
+
+    def _offers(self) -> list[Offer]:
+        if not self._claiming:
+            return []
+        free = self._most - len(self.running)
+        if free <= 0:
+            return []
+        return [
+            Offer(endpoint, min(free, max(0, _slots(worker) - self.held[endpoint])), self.held[endpoint])
+            for endpoint, worker in self.workers.items()
+        ]
+
+    def _claim(self, offers: Sequence[Offer]) -> Command[Claims]:
+        most = min(CLAIM_BATCH, self._most - len(self.running))
+        return self._store.scripts.claim(
+            self.pool.name, self.process, offers, lease=self.pool.queue.lease, most=most, started_at=utc(time.time())
+        )
+
+    def _start(self, claims: Claims) -> float | None:
+        self.left = claims.left
+        now = time.monotonic()
+        for claimed in claims.tasks:
+            worker = self.workers[claimed.lease.endpoint]
+            task = asyncio.create_task(self._attempt(worker, claimed))
+            self.held[claimed.lease.endpoint] += 1
+            self.running[claimed.lease] = Running(claimed, task, now + worker.limit(claimed) + GRACE_S)
+        if claims.left == 0:
+            self.on_idle()
+            if self._burst and not self.running and not self._outbox and claims.wake is None:
+                self.stop_claiming()
+        poll = self._poll()
+        return poll if claims.wake is None else min(poll, claims.wake)
+
+    async def _attempt(self, worker: Worker, claimed: Claimed) -> None:
+        settlement: Settlement = Release(claimed.lease)
+        try:
+            settlement = await worker.run(claimed)
+        finally:  # canceled: released, no attempt counted
+            del self.running[claimed.lease]
+            self.held[worker.endpoint.id] -= 1
+            self._outbox.append(settlement)
+            self._wake.set()
+
+    async def _sleep(self, seconds: float | None) -> None:
+        if self._wake.is_set():
+            return
+        handle = None
+        if seconds is not None:
+            handle = asyncio.get_running_loop().call_later(seconds, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if handle is not None:
+                handle.cancel()
+
+    def _poll(self) -> float:
+        return self._rng.uniform(*POLL_S)
+
+    def _say_waiting(self, attempt: int, seconds: float, error: BaseException) -> None:
+        log.log(logging.WARNING if attempt == 1 else logging.DEBUG, "%s; trying again in %.1f s", error, seconds)
+
+
+def _slots(worker: Worker) -> int:
+    slots = worker.endpoint.max_concurrent
+    return AUTO_SLOTS if slots == "auto" else slots

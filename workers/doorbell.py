@@ -1,0 +1,85 @@
+"""How an idle process hears of work without polling: its own doorbell, and one process's ear at the queue itself.
+
+Our producers ring the doorbell of the process that should take a task. A plain RQ producer rings nothing: for those one
+process per pool, whichever holds the ticket, waits at the queue with a move that moves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from broker.errors import BrokerError
+from broker.scripts import Lease
+from broker.store import BLOCK_AT_MOST, AsyncStore
+
+TICKET_MS: Final = 8000
+PEEK_S: Final = 4.0  # shorter than the ticket
+
+log = logging.getLogger("headrace.doorbell")
+
+
+async def answer_doorbell(
+    store: AsyncStore, process: str, on_work: Callable[[], None], on_cancel: Callable[[str, str], None]
+) -> None:
+    """Until canceled: `on_work()` when a task waits for us, `on_cancel(task id, lease token)` when one of ours ended."""
+    key = store.keys.bell(process)
+    while True:
+        try:
+            rung = await store.blocking("BLPOP", key, BLOCK_AT_MOST)
+        except BrokerError as error:
+            log.debug("doorbell: %s", error)
+            await asyncio.sleep(random.uniform(0.2, 1.0))
+            continue
+        if not rung:
+            continue
+        message = rung[1].decode().split(" ")
+        if message[0] == "cancel" and len(message) == 3:
+            on_cancel(message[1], message[2])
+        else:
+            on_work()
+
+
+class Ear:
+    """Waits at the queue of one pool for what plain RQ producers put there."""
+
+    def __init__(self, store: AsyncStore, pool: str, process: str, on_work: Callable[[], None]) -> None:
+        self._store = store
+        self._pool = pool
+        self._process = process
+        self._on_work = on_work
+        self._empty = asyncio.Event()
+
+    def queue_is_empty(self) -> None:
+        """Told by the claim that found nothing waiting: only then is there something to wait for."""
+        self._empty.set()
+
+    async def listen(self) -> None:
+        """Until canceled."""
+        queue = self._store.keys.queue(self._pool)
+        while True:
+            await self._empty.wait()
+            try:
+                if not await self._holds_ticket():
+                    await asyncio.sleep(random.uniform(TICKET_MS / 2000, TICKET_MS / 1000))
+                    continue
+                if await self._store.blocking("BLMOVE", queue, queue, "RIGHT", "RIGHT", PEEK_S) is not None:
+                    self._empty.clear()
+                    self._on_work()
+            except BrokerError as error:
+                log.debug("ear at %s: %s", self._pool, error)
+                await asyncio.sleep(random.uniform(0.2, 1.0))
+
+    async def _holds_ticket(self) -> bool:
+        ticket = self._store.keys.ticket(self._pool, "ear")
+        taken, holder = await self._store.pipelined(
+            [("SET", ticket, self._process, "NX", "PX", TICKET_MS), ("GET", ticket)]
+        )
+        if holder != self._process.encode():
+            return False
+        if not taken:
+            await self._store.pipelined([("PEXPIRE", ticket, TICKET_MS)])
+        return True

@@ -1,0 +1,189 @@
+"""What must go on even while the event loop is blocked: renewing leases, sweeping, and RQ's picture of the workers.
+
+Runs in a thread of its own with a connection of its own. A blocked event loop must not cost every lease; a hung attempt
+must not keep its.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from broker import __version__
+from broker.errors import BrokerError
+from broker.rqjob import utc
+from broker.scripts import BATCH, Command, Lease, Reaped
+from broker.store import Store
+from workers.dispatch import Counts, Dispatcher
+
+SWEEP_S: Final = 5.0
+RENEW_SHARE: Final = 3  # renewed each third of a lease
+WORKER_TTL_S: Final = 60
+
+log = logging.getLogger("headrace.housekeeper")
+
+OnLost = Callable[[Dispatcher, Lease, str], None]
+
+
+class Housekeeper:
+    """`start`, `stop`. `on_lost` is called in the housekeeper's thread for each lease that is ours no longer."""
+
+    def __init__(self, store: Store, process: str, dispatchers: Sequence[Dispatcher], on_lost: OnLost) -> None:
+        self._store = store
+        self._process = process
+        self._dispatchers = dispatchers
+        self._on_lost = on_lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
+        self._born = utc(time.time())
+        self._lease = min(d.pool.queue.lease for d in dispatchers)
+        self._told: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def start(self) -> None:
+        self.tell_rq()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and takes the workers out of RQ's list."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        try:
+            self._store.pipelined(self._farewell())
+        except BrokerError as error:
+            log.debug("farewell: %s", error)
+
+    def _run(self) -> None:
+        step = min(SWEEP_S, self._lease / RENEW_SHARE)
+        renew_every = self._lease / RENEW_SHARE
+        connected_since = time.monotonic()
+        renewed = swept = time.monotonic()
+        while not self._stop.wait(min(step, 1.0)):
+            now = time.monotonic()
+            try:
+                if now - renewed >= renew_every:
+                    self._renew(now)
+                    self.tell_rq()
+                    renewed = now
+                if now - swept >= SWEEP_S:
+                    # After an outage every lease looks expired; whoever is alive must get to renew first.
+                    self._sweep(may_reap=now - connected_since > self._lease)
+                    swept = now
+            except BrokerError as error:
+                log.debug("housekeeping: %s", error)
+                connected_since = time.monotonic()
+            except Exception:
+                log.exception("housekeeping failed; going on")
+
+    # Leases
+
+    def _renew(self, now: float) -> None:
+        for dispatcher in self._dispatchers:
+            running = [(lease, run) for lease, run in list(dispatcher.running.items())]
+            hung = [lease for lease, run in running if run.until < now]
+            for lease in hung:
+                log.error("task %s on %s is past its limits; its lease is not renewed", lease.id, lease.endpoint)
+            held = [lease for lease, run in running if run.until >= now]
+            for batch in [held[i : i + BATCH] for i in range(0, len(held), BATCH)] or [[]]:
+                words = self._store.run(
+                    self._store.scripts.renew(
+                        dispatcher.pool.name,
+                        self._process,
+                        list(dispatcher.workers),
+                        batch,
+                        lease=dispatcher.pool.queue.lease,
+                    )
+                )
+                for lease, word in zip(batch, words, strict=True):
+                    if word in ("lost", "canceled"):
+                        self._on_lost(dispatcher, lease, word)
+
+    # Sweeping: whoever takes the ticket
+
+    def _sweep(self, *, may_reap: bool) -> None:
+        for dispatcher in self._dispatchers:
+            pool, queue = dispatcher.pool.name, dispatcher.pool.queue
+            ticket = self._store.keys.ticket(pool, "sweep")
+            taken = self._store.pipelined([("SET", ticket, self._process, "NX", "PX", int(SWEEP_S * 900))])[0]
+            if not taken:
+                continue
+            scripts = self._store.scripts
+            self._until_done(lambda: scripts.promote(pool))
+            self._until_done(lambda: scripts.expire(pool, result_ttl=queue.result_ttl))
+            if may_reap:
+                found: Reaped = self._store.run(
+                    scripts.reap(pool, max_deliveries=queue.max_deliveries, dead_letter_ttl=queue.dead_letter_ttl)
+                )
+                if found.requeued or found.poisoned:
+                    log.warning("%s: %d leases expired, %d tasks are poison", pool, found.requeued, found.poisoned)
+
+    def _until_done(self, command: Callable[[], Command[int]]) -> None:
+        for _ in range(100):
+            if self._store.run(command()) < BATCH:
+                return
+
+    # RQ's picture
+
+    def tell_rq(self) -> None:
+        """Writes `rq:worker:<name>` for each of our workers, as RQ's own workers do."""
+        commands: list[tuple[Any, ...]] = []
+        for dispatcher in self._dispatchers:
+            for endpoint in dispatcher.workers:
+                commands += self._record(dispatcher, endpoint)
+        self._store.pipelined(commands)
+
+    def _record(self, dispatcher: Dispatcher, endpoint: str) -> list[tuple[Any, ...]]:
+        keys, pool = self._store.keys, dispatcher.pool.name
+        key = keys.worker(worker_name(self._process, endpoint))
+        running = [lease for lease in list(dispatcher.running) if lease.endpoint == endpoint]
+        counts: Counts = dispatcher.counts[endpoint]
+        fields = {
+            "birth": self._born,
+            "last_heartbeat": utc(time.time()),
+            "queues": pool,
+            "pid": os.getpid(),
+            "hostname": socket.gethostname(),
+            "ip_address": "127.0.0.1",
+            "version": __version__,
+            "python_version": platform.python_version(),
+            "state": "busy" if running else "idle",
+            "current_job": running[0].id if running else "",
+            "successful_job_count": counts.ok,
+            "failed_job_count": counts.failed,
+            "total_working_time": 0,
+        }
+        flat = [part for pair in fields.items() for part in pair]
+        index = f"{key}:executions"  # rq 3 reads it for the running jobs
+        commands: list[tuple[Any, ...]] = [
+            ("HSET", key, *flat),
+            ("EXPIRE", key, WORKER_TTL_S),
+            ("SADD", keys.workers(), key),
+            ("SADD", keys.workers(pool), key),
+            ("DEL", index),
+        ]
+        if running:
+            commands.append(("SADD", index, *(f"{lease.id}:{lease.token}" for lease in running[:BATCH])))
+            commands.append(("EXPIRE", index, WORKER_TTL_S))
+        return commands
+
+    def _farewell(self) -> list[tuple[Any, ...]]:
+        commands: list[tuple[Any, ...]] = []
+        for dispatcher in self._dispatchers:
+            for endpoint in dispatcher.workers:
+                key = self._store.keys.worker(worker_name(self._process, endpoint))
+                commands += [
+                    ("SREM", self._store.keys.workers(), key),
+                    ("SREM", self._store.keys.workers(dispatcher.pool.name), key),
+                    ("DEL", key, f"{key}:executions"),
+                ]
+        return commands
+
+
+def worker_name(process: str, endpoint: str) -> str:
+    """RQ's name for the worker that `process` attaches to `endpoint`."""
+    return f"{process}.{endpoint}"

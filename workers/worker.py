@@ -1,0 +1,152 @@
+"""The worker attached to one endpoint: turns a claimed task into a request, and what comes back into a settlement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from broker.configmodel import Endpoint, Pool
+from broker.errors import InvalidTask
+from broker.outcome import encode_answer
+from broker.rqjob import Decoded, decode_data, plain_result, rq_exc_string, rq_return_value
+from broker.scripts import Claimed, DeadLetter, Finish, Release, Retry
+from broker.task import Work
+from workers import retry
+from workers.adapters import Adapter, make_adapter
+from workers.errors import AttemptFailed
+from workers.transport.types import Answer, Call, Transport
+
+Settlement = Finish | Retry | Release | DeadLetter
+
+RESULT_SHARE: Final = 0.7  # of the result limit that the kept body of a failed answer may have
+MIN_ATTEMPT_S: Final = 0.001
+
+log = logging.getLogger("headrace.worker")
+
+
+class Worker:
+    """Runs attempts on one endpoint. Keeps no scheduling state: `run` never raises, it returns a settlement."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        pool: Pool,
+        transport: Transport,
+        *,
+        rng: random.Random | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.endpoint = endpoint
+        self.pool = pool
+        self.transport = transport
+        self.adapter: Adapter = make_adapter(endpoint, pool, clock=wall)
+        self._rng = rng or random.Random()
+        self._wall = wall
+
+    async def run(self, claimed: Claimed) -> Settlement:
+        """One attempt, from claimed task to settlement. Canceled, it raises CancelledError: the caller releases."""
+        serializer, begun = "json", time.monotonic()
+
+        def now() -> float:  # the server's time, as far as can be told without asking it
+            return claimed.claimed_at + time.monotonic() - begun
+
+        try:
+            decoded = self._decode(claimed)
+            serializer = decoded.serializer
+            answer = await self._attempt(decoded.work, claimed)
+        except InvalidTask as error:
+            return self._give_up(claimed, AttemptFailed("task_error", str(error)), str(error), now())
+        except AttemptFailed as failure:
+            return self._failed(claimed, failure, now())
+        except Exception as error:  # a fault of ours must cost this task an attempt, not the process its life
+            log.exception("task %s: attempt failed inside headrace", claimed.lease.id)
+            inside = AttemptFailed("app_error", f"inside headrace: {type(error).__name__}: {error}")
+            return self._failed(claimed, inside, now())
+        return self._finish(claimed, answer, serializer)
+
+    def limit(self, claimed: Claimed) -> float:
+        """The longest this attempt can take, in seconds."""
+        attempt = self.pool.timeout.attempt
+        if claimed.deadline:
+            attempt = min(attempt, claimed.deadline - claimed.claimed_at)
+        return max(attempt, MIN_ATTEMPT_S)
+
+    def _decode(self, claimed: Claimed) -> Decoded:
+        return decode_data(claimed.data, self.pool.queue.payload_limit)
+
+    async def _attempt(self, work: Work, claimed: Claimed) -> Answer:
+        call = self.adapter.call(work, claimed.lease.id, claimed.attempts + 1)
+        limit = self.limit(claimed)
+        by_deadline = limit < call.timeouts.attempt
+        if by_deadline:
+            call = _limited(call, limit)
+        try:
+            answer = await self.transport.send(call)
+            self.adapter.check_answer(work, answer)
+            return answer
+        except AttemptFailed as failure:
+            if by_deadline and failure.kind in ("attempt_timeout", "first_byte_timeout"):
+                raise AttemptFailed("own_timeout", "the task's deadline passed during the attempt") from None
+            raise self.adapter.blame(work, failure) from None
+
+    def _finish(self, claimed: Claimed, answer: Answer, serializer: str) -> Finish:
+        value = ""
+        if claimed.plain:
+            result = plain_result(
+                answer.status, answer.headers, answer.body, self.endpoint.id, claimed.attempts + 1
+            )
+            value = rq_return_value("pickle" if serializer == "pickle" else "json", result)
+        told = encode_answer(answer.status, answer.headers, self.endpoint.id, claimed.claimed_at)
+        return Finish(claimed.lease, told, answer.body, value)
+
+    def _failed(self, claimed: Claimed, failure: AttemptFailed, now: float) -> Settlement:
+        attempt = claimed.attempts + 1
+        left = claimed.deadline - now if claimed.deadline else None
+        most = claimed.max_attempts or self.pool.retry.max_attempts
+        decision = retry.decide(self.pool.retry, failure, attempt, most, left, self._rng)
+        if isinstance(decision, retry.Release):
+            log.debug("task %s: %s asks for %.1f s of rest", claimed.lease.id, self.endpoint.id, decision.pause_s)
+            return Release(claimed.lease, decision.pause_s)
+        if isinstance(decision, retry.DeadLetter):
+            log.error("task %s: given up on %s: %s", claimed.lease.id, self.endpoint.id, decision.reason)
+            return self._give_up(claimed, failure, decision.reason, now)
+        level = logging.INFO if attempt == 1 else logging.DEBUG
+        log.log(level, "task %s: attempt %d on %s: %s", claimed.lease.id, attempt, self.endpoint.id, failure)
+        history = self._history(claimed, failure, now)
+        return Retry(claimed.lease, decision.delay_s, failure.rule.breaker, str(failure), history, pause=decision.pause_s)
+
+    def _give_up(self, claimed: Claimed, failure: AttemptFailed, reason: str, now: float) -> DeadLetter:
+        body = failure.body[: int(self.pool.queue.result_limit * RESULT_SHARE)]
+        return DeadLetter(
+            claimed.lease,
+            failure.rule.breaker,
+            reason,
+            encode_answer(failure.status, failure.headers, self.endpoint.id, claimed.claimed_at),
+            body,
+            self._history(claimed, failure, now),
+            rq_exc_string(reason) if claimed.plain else "",
+        )
+
+    def _history(self, claimed: Claimed, failure: AttemptFailed, now: float) -> str:
+        """One line of JSON: what became of this attempt. Times in Unix seconds."""
+        return json.dumps(
+            {
+                "attempt": claimed.attempts + 1,
+                "endpoint": self.endpoint.id,
+                "kind": failure.kind,
+                "status": failure.status,
+                "error": failure.detail,
+                "started": round(claimed.claimed_at, 3),
+                "ended": round(now, 3),
+            },
+            separators=(",", ":"),
+        )
+
+
+def _limited(call: Call, limit: float) -> Call:
+    return replace(call, timeouts=replace(call.timeouts, attempt=limit))
