@@ -78,9 +78,10 @@ def read_batch(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Batc
     """
     seen: set[bytes] = set()
     number = 0
-    while line := file.readline(max_bytes + 3):  # room for a line end of two bytes
+    most = max_bytes + 2  # with a line end of two bytes
+    while line := file.readline(most + 1):
         number += 1
-        if len(line.rstrip(b"\r\n")) > max_bytes:
+        if len(line) > most or len(line.rstrip(b"\r\n")) > max_bytes:
             yield _too_long(file, line, number, max_bytes)
             continue
         parsed = parse_line(line, number)

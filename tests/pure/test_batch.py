@@ -226,7 +226,7 @@ def test_the_limit_is_exact_and_what_follows_is_read(over: int, end: bytes) -> N
     assert len(long) == limit + over
     parsed = read(long + end + (line(custom_id="next") if end else b""), limit)
     assert isinstance(parsed[0], BatchTask if over == 0 else BadLine)
-    assert [item.custom_id for item in parsed[1:]] == (["next"] if end else [])
+    assert [(item.custom_id, item.number) for item in parsed[1:]] == ([("next", 2)] if end else [])
     if isinstance(parsed[0], BadLine):
         assert parsed[0].code == "line_too_long"
         assert "at most 500" in parsed[0].message
