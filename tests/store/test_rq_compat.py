@@ -7,9 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -27,6 +25,7 @@ from broker.scripts import NewTask
 from broker.store import Store
 from broker.task import NpuTask, Request, Work, new_task_id
 from tests.pure.test_safepickle import Canary
+from tests.support.upstream import Upstream, upstream_server
 
 pytestmark = pytest.mark.rq
 
@@ -49,48 +48,11 @@ def connection(redis_url: str) -> Iterator[Any]:
         yield client
 
 
-class Upstream(ThreadingHTTPServer):
-    """Answers the path `/<status>...` with that status and tells what it got."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
-        self.seen: list[tuple[str, str, bytes, dict[str, str]]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class Answering(BaseHTTPRequestHandler):
-    server: Upstream
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.seen.append((self.command, self.path, body, headers))
-        status = self.path[1:4]
-        answer = b'{"answer": 42}'
-        self.send_response(int(status) if status.isdigit() else 200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_GET = do_POST
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
-    server = Upstream()
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("HEADRACE_ENDPOINT", server.url)
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with upstream_server() as server:
+        monkeypatch.setenv("HEADRACE_ENDPOINT", server.url)
+        yield server
 
 
 Put = Callable[..., str]
