@@ -14,6 +14,8 @@ RQ's own keys (same names, types and meaning as RQ gives them; prefix `rq` or RQ
     rq:results:<id>                STREAM answer for a plain RQ producer                 TTL
     rq:workers, rq:workers:<pool>  SET    worker names                                   permanent while workers live
     rq:worker:<name>               HASH   one worker, for `rq info`                      TTL 60 s
+    rq:worker:<name>:executions    SET    what it runs (rq 3), up to 20                  TTL 60 s
+    rq:execution:<id>:<lease>      HASH   one of those                                   TTL 60 s
 
 Own keys
     rq:x:pools                     SET    pool names                                     permanent, one a broker

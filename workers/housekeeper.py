@@ -25,6 +25,7 @@ from workers.dispatch import Counts, Dispatcher
 SWEEP_S: Final = 5.0
 RENEW_SHARE: Final = 3  # renewed each third of a lease
 WORKER_TTL_S: Final = 60
+SHOWN: Final = 20  # running tasks that RQ's tools are shown per worker; the leases are the truth
 
 log = logging.getLogger("headrace.housekeeper")
 
@@ -167,8 +168,19 @@ class Housekeeper:
             ("DEL", index),
         ]
         if running:
-            commands.append(("SADD", index, *(f"{lease.id}:{lease.token}" for lease in running[:BATCH])))
-            commands.append(("EXPIRE", index, WORKER_TTL_S))
+            shown = [f"{lease.id}:{lease.token}" for lease in running[:SHOWN]]
+            commands += [("SADD", index, *shown), ("EXPIRE", index, WORKER_TTL_S)]
+            commands += self._executions(shown, worker_name(self._process, endpoint))
+        return commands
+
+    def _executions(self, shown: Sequence[str], worker: str) -> list[tuple[Any, ...]]:
+        commands: list[tuple[Any, ...]] = []
+        now = f"{time.time():.3f}"
+        for composite in shown:
+            task_id, _, token = composite.partition(":")
+            key = f"{self._store.keys.prefix}:execution:{composite}"
+            fields = ("id", token, "job_id", task_id, "created_at", now, "last_heartbeat", now, "worker_name", worker)
+            commands += [("HSET", key, *fields), ("EXPIRE", key, WORKER_TTL_S)]
         return commands
 
     def _farewell(self) -> list[tuple[Any, ...]]:

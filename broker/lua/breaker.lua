@@ -3,7 +3,7 @@
 -- Each change of state starts a new epoch; a lease carries the epoch it was given in, so that what was sent before
 -- the change neither extends nor closes the new state.
 
-local function epoch_of(lease) return tonumber(string.match(lease, '^%d+:(%d+):')) or -1 end
+local function epoch_of(lease) return tonumber(string.match(lease, '^%d+%.(%d+)%.')) or -1 end
 
 local function open_breaker(key, policy, now, again, reason)
   local cooldown = tonumber(policy[2] or '') or 60000

@@ -17,9 +17,10 @@ local function cancel(id)
   if status == 'scheduled' then call('ZREM', K_SCHEDULED, id) end
   conclude(id, 'canceled', 'canceled', now, tonumber(ARGV[3]), {'x_why', 'canceled'})
   if status ~= 'started' then return 'canceled' end
+  if not task[5] then return 'running' end -- a stock RQ worker has it: nobody to tell
   call('ZREM', K_WIP, id .. ':' .. task[5])
   call('HSET', key, 'x_lease', task[5], 'x_ep', task[6])
-  local bell = P .. ':x:bell:' .. string.match(task[5], '^%d+:%d+:(.*)$')
+  local bell = P .. ':x:bell:' .. string.match(task[5], '^%d+%.%d+%.(.*)$')
   call('RPUSH', bell, 'cancel ' .. id .. ' ' .. task[5])
   call('PEXPIRE', bell, 60000)
   return 'running'

@@ -87,7 +87,7 @@ end
 local tasks = {}
 local function start(id, task, endpoint)
   local fence = (tonumber(task[12] or '') or 0) + 1
-  local lease = int(fence) .. ':' .. int(endpoint.epoch) .. ':' .. process
+  local lease = int(fence) .. '.' .. int(endpoint.epoch) .. '.' .. process
   call('HSET', job_key(id), 'status', 'started', 'x_fence', int(fence), 'x_lease', lease, 'x_ep', endpoint.id,
     'x_run', int(now), 'started_at', started_at, 'worker_name', process)
   call('ZADD', slots_key(endpoint.id), int(now + lease_ms), id)

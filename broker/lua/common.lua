@@ -142,7 +142,7 @@ local function conclude(id, outcome, status, now, ttl, fields)
   call('HINCRBY', K_POOL, 'n_' .. outcome, 1)
 end
 
--- The fence. A lease is "<fence>:<epoch>:<process>"; only the holder of the current one may settle.
+-- The fence. A lease is "<fence>.<epoch>.<process>"; only the holder of the current one may settle.
 -- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
 -- 'lost' (somebody else's now, or gone).
 local function fence(id, lease)
