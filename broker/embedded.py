@@ -36,6 +36,7 @@ __all__ = ["EmbeddedServer", "ServerBinary", "find_server_binary"]
 
 START_SECONDS = 20.0  # without any answer from the server; loading its data may take longer
 LOCK_SECONDS = 30.0  # while another command starts or ends it: more than the keeper's grace
+LAUNCHES = 3  # a server that was killed while it started is no reason to give up
 MAX_LOG_BYTES = 1_000_000
 
 
@@ -120,10 +121,15 @@ class EmbeddedServer:
             raise EmbeddedServerError("acquired by another process: a forked child must call acquire() itself")
         with _one_line(self.folder):
             self._make_folder()
-            with self._locked():
-                self._join()
-                started = self._bring_up()
-            self._wait_until_loaded()
+            started = False
+            for _ in range(LAUNCHES):
+                with self._locked():
+                    self._join()
+                    started = self._bring_up() or started
+                if self._is_loaded():
+                    break
+            else:
+                raise self._failed()
             if started and "port" in self._state:
                 with self._locked(), suppress(EmbeddedServerError):
                     self._open_port()
@@ -162,22 +168,22 @@ class EmbeddedServer:
 
     def _bring_up(self) -> bool:
         """Return when the server answers at all; whether this call started it."""
-        started = adopted = False
+        launches, adopted = 0, False
         self._state = self._read_state()
         for waited in until(START_SECONDS):
             with ExitStack() as stack:
                 no_keeper = self._probe(keeper.KEEPER, stack)
                 no_server = self._probe(keeper.SERVER, stack)
                 if no_keeper is not None and no_server is not None:
-                    if started:
+                    if launches == LAUNCHES:
                         raise self._failed()
                     self._launch(no_keeper, no_server)
-                    started = True
+                    launches += 1
                 elif no_keeper is not None and not adopted:
                     self._launch(no_keeper, None)
                     adopted = True
             if no_server is None and self._ping():
-                return started
+                return launches > 0
             if waited > 1 and self._state.get("host") not in (None, socket.gethostname()):
                 raise EmbeddedServerError(f"the server of {self.folder} runs on {self._state['host']}: {REMEDY}")
         raise EmbeddedServerError(f"the server gives no answer for {START_SECONDS:g} s: see {self.log}")
@@ -197,14 +203,13 @@ class EmbeddedServer:
             return b""
         return reply if isinstance(reply, bytes) else b"?"
 
-    def _wait_until_loaded(self) -> None:
-        """Without the lock. As long as it takes: the server says that it is at it."""
+    def _is_loaded(self) -> bool:
+        """Wait, without the lock, as long as the server says that it is loading. False if it died."""
         for _ in until(float("inf")):
             reply = self._ping()
-            if not reply:
-                raise self._failed()
             if not reply.startswith(b"-LOADING"):
-                return
+                return bool(reply)
+        return False
 
     def _launch(self, keeper_fd: int, server_fd: int | None) -> None:
         """Spawn a keeper, which inherits the locks; with `server_fd` it starts the server."""
