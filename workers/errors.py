@@ -73,8 +73,9 @@ RULES: Final[Mapping[FailureKind, Rule]] = MappingProxyType(
         "cut": _ENDPOINT,
         "malformed": _ENDPOINT,
         "tls": _ENDPOINT,
-        # Following it would send the endpoint's key elsewhere; the same path redirects again on a retry.
-        "redirect": Rule("endpoint", "dead_letter", "ignore"),
+        # Never followed: that would send the endpoint's key elsewhere. One endpoint behind a login page must not turn
+        # a whole queue into dead letters.
+        "redirect": _ENDPOINT,
         "http_5xx": _ENDPOINT,
         "rate_limited": Rule("none", "pause", "ignore"),
         "http_4xx": _TASK,

@@ -44,7 +44,7 @@ EXPECTED: dict[FailureKind, Rule] = {
     "app_error": TRIED_ELSEWHERE,
     "rate_limited": Rule("none", "pause", "ignore"),
     "auth": Rule("endpoint", "retry", "open"),
-    "redirect": Rule("endpoint", "dead_letter", "ignore"),
+    "redirect": Rule("endpoint", "retry", "count"),
     "http_4xx": GIVEN_UP,
     "too_large": GIVEN_UP,
     "task_error": GIVEN_UP,
