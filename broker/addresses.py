@@ -1,0 +1,156 @@
+"""Where servers are: what an endpoint's URL and a Redis URL may look like, and when two are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
+_PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
+_QUERY_PASSWORD = re.compile(r"(?i)((?:[?&])[a-z_]*password=)[^&#\s]*")
+
+EMBEDDED = "embedded"
+
+
+def endpoint_url(text: str) -> str:
+    """The URL as headrace uses it: scheme and host in lower case, no slash at the end.
+
+    Only http(s)://host[:port][/path]. Raises ValueError, one line, which never repeats the text.
+    """
+    if not text.isascii() or any(c <= " " or c == "\x7f" for c in text):
+        raise ValueError("must not contain spaces or characters outside ASCII (write the host name in punycode)")
+    parts = _split(text)
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise ValueError("must start with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("must not contain a user or password: use api_key, or an Authorization header in `headers`")
+    if "?" in text or "#" in text:
+        raise ValueError("must not contain a query ('?') or a fragment ('#')")
+    host, port = _host_and_port(parts)
+    path = parts.path.rstrip("/")
+    if not _PATH.fullmatch(path) or any(re.sub("(?i)%2e", ".", p) in (".", "..") for p in path.split("/")):
+        raise ValueError("has a path with characters that need percent-encoding, or with '.' or '..' segments")
+    return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{path}"
+
+
+def server_key(url: str) -> str:
+    """The same for two endpoint URLs exactly when they mean the same server and path. `url` as by `endpoint_url`."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    with contextlib.suppress(ValueError):
+        host = ipaddress.ip_address(host).compressed
+    return f"{parts.scheme}://{host}:{parts.port or _DEFAULT_PORTS[parts.scheme]}{parts.path}"
+
+
+def endpoint_id(url: str) -> str:
+    """An id made of host, port and path: `10.0.0.7:8000/v1` gives `10-0-0-7-8000-v1`. At most 64 characters."""
+    parts = urlsplit(url)
+    port = parts.port or _DEFAULT_PORTS[parts.scheme]
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", f"{parts.hostname}-{port}{parts.path}").strip("-")
+    return name[:64].strip("-") or "endpoint"
+
+
+def _split(text: str) -> SplitResult:
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise ValueError("is not a URL (are the brackets of an IPv6 address balanced?)") from None
+
+
+def scheme_hint(written: str, scheme: str) -> str:
+    """`; did you mean http://...?` for a bare host. `written` is as in the file: `${VAR}`, not its value."""
+    bare = re.fullmatch(r"[A-Za-z0-9._-]+(:\d+)?(/[\w./-]*)?", written)
+    return f"; did you mean {scheme}://{written}?" if bare else ""
+
+
+def _host_and_port(parts: SplitResult) -> tuple[str, int | None]:
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("has a port that is not a number from 1 to 65535") from None
+    if not host:
+        raise ValueError("has no host")
+    if port == 0 or parts.netloc.endswith(":"):
+        raise ValueError("has a port that is not a number from 1 to 65535")
+    if ":" in host:
+        try:
+            return f"[{ipaddress.IPv6Address(host).compressed}]", port
+        except ValueError:
+            raise ValueError("has a host that is not a valid IPv6 address") from None
+    if not _HOST.fullmatch(host) or ".." in host:
+        raise ValueError("has a host that is not a valid name or address")
+    return host, port
+
+
+def mask_url(text: str) -> str:
+    """The text with the passwords of URLs in it replaced by `***`; user names go too."""
+    return _QUERY_PASSWORD.sub(r"\1***", _CREDENTIALS.sub("***@", text))
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis URL taken apart: `url` without credentials (or `embedded`), and the credentials it carried."""
+
+    url: str
+    username: str | None = None
+    password: str | None = None
+
+
+def redis_address(text: str) -> RedisAddress:
+    """`embedded`, redis://, rediss://, unix://, redis+sentinel:// (or valkey://). Raises ValueError without secrets."""
+    text = text.strip()
+    if text.lower() == EMBEDDED:
+        return RedisAddress(EMBEDDED)
+    if any(c <= " " or c == "\x7f" for c in text):
+        raise ValueError("must not contain spaces")
+    parts = _split(text)
+    scheme = _REDIS_SCHEMES.get(parts.scheme, parts.scheme)
+    if scheme not in REDIS_SCHEMES or "://" not in text:
+        raise ValueError("must be 'embedded' or start with redis://, rediss://, unix:// or redis+sentinel://")
+    userinfo, _, hosts = parts.netloc.rpartition("@")
+    _check_redis_hosts(scheme, hosts, parts)
+    user, _, password = userinfo.partition(":")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    username = query.pop("username", "") or unquote(user)
+    secret = query.pop("password", "") or unquote(password)
+    # `unix` needs its empty authority written out: urlunsplit would give unix:/path.
+    bare = urlunsplit(("", hosts, parts.path, urlencode(query), "")) if hosts else f"//{parts.path}"
+    if not hosts and query:
+        bare += f"?{urlencode(query)}"
+    return RedisAddress(f"{scheme}:{bare}", username or None, secret or None)
+
+
+def _check_redis_hosts(scheme: str, hosts: str, parts: SplitResult) -> None:
+    if scheme == "unix":
+        if not parts.path.strip("/"):
+            raise ValueError("has no path to the socket (unix:///run/redis.sock)")
+        return
+    if not hosts:
+        raise ValueError("has no host")
+    if "sentinel" not in scheme:
+        try:
+            ok = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            ok = False
+        if not ok:
+            raise ValueError("has a host or port that is not valid")
+        if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+            raise ValueError("has a database that is not a number (redis://host:6379/0)")
+
+
+def redis_url_with(url: str, username: str | None, password: str | None) -> str:
+    """The URL with credentials put back, percent-encoded. Secret: for the connection only, never to show."""
+    if not username and not password:
+        return url
+    scheme, _, rest = url.partition("://")
+    credentials = quote(username or "", safe="")
+    if password:
+        credentials += ":" + quote(password, safe="")
+    return f"{scheme}://{credentials}@{rest}"
