@@ -50,7 +50,7 @@ local function breaker_result(endpoint, lease, verdict, now, reason)
 end
 
 local function pause_endpoint(endpoint, now, pause)
-  if pause <= 0 then return end
+  if pause <= 0 or not known(endpoint) then return end
   local key = endpoint_key(endpoint)
   local earlier = tonumber(call('HGET', key, 'pause') or '') or 0
   if now + pause > earlier then call('HSET', key, 'pause', int(now + pause)) end

@@ -5,6 +5,7 @@
 -- Returns n words: "canceled" | "running" (canceled, and its attempt is told) | "settled" (it has an outcome) | "unknown"
 
 local now = server_ms()
+write_when_full()
 local words_out = {}
 
 local function cancel(id)

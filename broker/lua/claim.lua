@@ -26,7 +26,9 @@ local spill = spill_after()
 local view = read_view(now, spill, process, rooms)
 local classes = read_classes(view)
 local turn = #classes > 0 and call('HINCRBY', K_POOL, 'turn', 1) or 0
-sort_classes(classes, turn % 8 == 0)
+sort_classes(classes, falls(turn, 1 / 8))
+
+local took = {} -- endpoint -> tasks started on it in this call
 
 -- With siblings listening on the same endpoint a process leaves them their share of its slots.
 local function own_limit(endpoint)
@@ -34,12 +36,15 @@ local function own_limit(endpoint)
   for _, other in ipairs(view.waiting) do
     if other.trusted and (other.rooms[endpoint.id] or 0) > 0 then siblings = siblings + 1 end
   end
-  local limit = math.min(rooms[endpoint.id], endpoint.free)
-  if siblings == 0 then return limit end
-  return math.max(0, math.min(limit, math.ceil(endpoint.cap / (siblings + 1)) - held[endpoint.id]))
+  local taken = took[endpoint.id] or 0
+  local limit = math.min(rooms[endpoint.id], endpoint.free - taken)
+  if siblings > 0 then
+    limit = math.min(limit, math.ceil(endpoint.cap / (siblings + 1)) - held[endpoint.id] - taken)
+  end
+  return math.max(0, limit)
 end
 
--- Lower priorities get a fixed small share: each 16th pop goes to the next one down, each 64th to the last.
+-- Lower priorities get a fixed small share: of 64 pops four go to the next one down and one to the last.
 local pops = 0
 local function next_list(class)
   local lists = {}
@@ -49,32 +54,28 @@ local function next_list(class)
   if #lists < 2 then return lists[1], true end
   pops = pops + 1
   local beat = turn * 7 + pops
-  if beat % 64 == 0 then return lists[#lists], false end
-  if beat % 16 == 0 then return lists[2], false end
+  if falls(beat, 1 / 64) then return lists[#lists], false end
+  if falls(beat, 5 / 64) then return lists[2], false end
   return lists[1], false
 end
 
 local FIELDS_OF_TASK = {'status', 'data', 'x_try', 'x_max', 'x_dl', 'x_born', 'x_pri', 'x_req', 'x_excl', 'x_out',
   'x_del', 'x_fence', 'result_ttl'}
 
-local function expire(id)
-  conclude(id, 'expired', 'failed', now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000,
-    {'x_why', 'its deadline passed while it waited', 'exc_info', 'expired: its deadline passed while it waited'})
-end
-
 -- A task that stood in a list: {fields} if it may start now.
 local function admit(id, variant)
   local task = call('HMGET', job_key(id), unpack(FIELDS_OF_TASK))
   if task[1] ~= 'queued' or not task[2] then return nil end
-  if task[5] and tonumber(task[5]) <= now then
-    expire(id)
+  if not task[10] and (tonumber(task[5] or '') or now + 1) <= now then
+    expire_waiting(id, now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000)
     return nil
   end
   if task[10] then
     -- RQ's own requeue put a dead letter back: a redrive.
-    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_why', 'x_ans', 'x_body', 'x_end', 'exc_info')
+    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_dl', 'x_why', 'x_ans', 'x_body', 'x_end',
+      'exc_info')
     call('PERSIST', job_key(id))
-    task[3], task[9], task[11] = nil, nil, nil
+    task[3], task[5], task[9], task[11] = nil, nil, nil, nil
   end
   local proper = variant_of(task[7] or nil, task[8] or nil, task[9] or nil)
   if proper ~= variant and (task[8] or task[9]) then
@@ -155,15 +156,15 @@ local function in_order(handed)
   return list
 end
 
-local took, reserved = {}, false
+local reserved = false
 for _, class in ipairs(classes) do
   local handed = hand_out(class)
   local list = in_order(handed)
   -- A small batch must not all go to the first endpoint: the shares shrink together.
   local wanted = 0
   for _, endpoint in ipairs(list) do
-    endpoint.quota = math.min(handed[endpoint.id], own_limit(endpoint) - (took[endpoint.id] or 0))
-    wanted = wanted + math.max(0, endpoint.quota)
+    endpoint.quota = math.min(handed[endpoint.id], own_limit(endpoint))
+    wanted = wanted + endpoint.quota
   end
   local scale = wanted > most - #tasks and (most - #tasks) / wanted or 1
   for _, endpoint in ipairs(list) do

@@ -20,6 +20,13 @@ local K_CANCELED = P .. ':canceled:' .. pool
 local function job_key(id) return P .. ':job:' .. id end
 local function slots_key(endpoint) return P .. ':x:slots:' .. pool .. ':' .. endpoint end
 local function endpoint_key(endpoint) return P .. ':x:endpoint:' .. pool .. ':' .. endpoint end
+-- An endpoint that left the configuration has no hash; a late call about it must not bring one back.
+local function known(endpoint) return call('EXISTS', endpoint_key(endpoint)) == 1 end
+
+-- Redis out of memory refuses a script whose first write may grow; after this one all are allowed, so that consuming
+-- goes on, and frees memory, while enqueue is refused.
+local function write_when_full() call('PERSIST', K_POOL) end
+
 local function int(number) return string.format('%d', number) end
 
 local function server_ms()
@@ -87,10 +94,11 @@ local function remove_waiting(variant, id)
   if call('LREM', key, 1, id) == 1 and length == 1 then unlisted(variant) end
 end
 
--- waiting, scheduled, running -> queued: into the list its fields name, due now.
+-- scheduled, running, settled -> queued: into the list its fields name. At the front it waits on as it did before.
 local function make_ready(id, now, front)
   local task = call('HMGET', job_key(id), 'x_pri', 'x_req', 'x_excl')
-  call('HSET', job_key(id), 'status', 'queued', 'x_at', int(now))
+  if front then call('HSET', job_key(id), 'status', 'queued')
+  else call('HSET', job_key(id), 'status', 'queued', 'x_at', int(now)) end
   push(variant_of(task[1] or nil, task[2] or nil, task[3] or nil), id, front)
 end
 
@@ -140,6 +148,12 @@ local function conclude(id, outcome, status, now, ttl, fields)
     call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task[3], int(ttl > 0 and ttl or 86400000))
   end
   call('HINCRBY', K_POOL, 'n_' .. outcome, 1)
+end
+
+-- queued, scheduled -> expired.
+local function expire_waiting(id, now, ttl)
+  local why = 'expired: its deadline passed while it waited'
+  conclude(id, 'expired', 'failed', now, ttl, {'x_why', why, 'exc_info', why})
 end
 
 -- The fence. A lease is "<fence>.<epoch>.<process>"; only the holder of the current one may settle.

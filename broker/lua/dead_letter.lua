@@ -9,6 +9,7 @@
 
 local now = server_ms()
 local dead_ttl, result_ttl, ended_at = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+write_when_full()
 local words_out = {}
 
 for i = 1, tonumber(ARGV[6]) do
@@ -34,7 +35,7 @@ for i = 1, tonumber(ARGV[6]) do
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
   end
-  if word ~= 'already' then
+  if word ~= 'already' and known(endpoint) then
     call('HINCRBY', endpoint_key(endpoint), verdict == 'good' and 'served' or 'failed', 1)
     breaker_result(endpoint, lease, verdict, now, reason)
   end

@@ -33,7 +33,7 @@ local function earlier(id, idem, digest)
 end
 
 local room = limit - depth()
-local reply, ready = {}, {}
+local reply, ready, queued = {}, {}, 0
 
 for i = 1, n do
   local at = 4 + (i - 1) * 13
@@ -70,6 +70,7 @@ for i = 1, n do
       table.insert(ready[variant], id)
     end
     room = room - 1
+    queued = queued + 1
     word, known = 'queued', id
   end
   reply[#reply + 1] = word
@@ -83,8 +84,6 @@ for variant, ids in pairs(ready) do
   pushed = pushed + #ids
 end
 call('SADD', K_QUEUES, K_QUEUE)
-if pushed > 0 then
-  call('HINCRBY', K_POOL, 'n_enqueued', pushed)
-  announce(now, spill_after())
-end
+if queued > 0 then call('HINCRBY', K_POOL, 'n_enqueued', queued) end
+if pushed > 0 then announce(now, spill_after()) end
 return reply

@@ -6,6 +6,7 @@
 -- later sweep finds it here.
 
 local now = server_ms()
+write_when_full()
 local ids = call('ZRANGEBYSCORE', K_DEADLINES, '-inf', int(now), 'LIMIT', 0, 100)
 for _, id in ipairs(ids) do
   local task = call('HMGET', job_key(id), 'status', 'x_pri', 'x_req', 'x_excl')
@@ -17,8 +18,7 @@ for _, id in ipairs(ids) do
     if status == 'queued' or status == 'scheduled' then
       if status == 'scheduled' then call('ZREM', K_SCHEDULED, id)
       else remove_waiting(variant_of(task[2] or nil, task[3] or nil, task[4] or nil), id) end
-      local why = 'expired: its deadline passed while it waited'
-      conclude(id, 'expired', 'failed', now, tonumber(ARGV[3]), {'x_why', why, 'exc_info', why})
+      expire_waiting(id, now, tonumber(ARGV[3]))
     end
   end
 end

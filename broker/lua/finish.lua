@@ -24,7 +24,8 @@ for i = 1, tonumber(ARGV[5]) do
       local left = call('PTTL', job_key(id))
       if left > 0 then call('PEXPIRE', results, int(left)) end
     end
-    good[endpoint] = {(good[endpoint] and good[endpoint][1] or 0) + 1, lease}
+    local name = endpoint .. ' ' .. epoch_of(lease)
+    good[name] = {endpoint, lease, (good[name] and good[name][3] or 0) + 1}
     word = 'done'
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
@@ -32,8 +33,9 @@ for i = 1, tonumber(ARGV[5]) do
   words_out[i] = word
 end
 
-for endpoint, count in pairs(good) do
-  call('HINCRBY', endpoint_key(endpoint), 'served', count[1])
-  breaker_result(endpoint, count[2], 'good', now, '')
+-- Once an epoch: a late answer to an old lease must not stand for the probe's.
+for _, item in pairs(good) do
+  call('HINCRBY', endpoint_key(item[1]), 'served', item[3])
+  breaker_result(item[1], item[2], 'good', now, '')
 end
 return words_out

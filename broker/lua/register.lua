@@ -7,6 +7,7 @@
 
 local now = server_ms()
 local m = tonumber(ARGV[3])
+write_when_full()
 call('SADD', P .. ':x:pools', pool)
 call('SADD', K_QUEUES, K_QUEUE)
 for i = 1, m do call('HSET', K_POOL, ARGV[3 + i * 2 - 1], ARGV[3 + i * 2]) end

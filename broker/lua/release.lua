@@ -5,9 +5,10 @@
 -- needs: breaker, select
 
 local now = server_ms()
+write_when_full()
 local words_out, released = {}, false
 
-for i = 1, tonumber(ARGV[3]) do
+for i = tonumber(ARGV[3]), 1, -1 do -- from the last, so that the first comes to stand at the head
   local at = 3 + (i - 1) * 4
   local id, lease, endpoint = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local word = fence(id, lease)

@@ -7,7 +7,9 @@
 local now = server_ms()
 local lease_ms, k = tonumber(ARGV[4]), tonumber(ARGV[5])
 call('PEXPIRE', P .. ':x:bell:' .. ARGV[3], 60000) -- a write that Redis allows when its memory is full opens the door
-for i = 1, k do call('HSET', endpoint_key(ARGV[5 + i]), 'seen', int(now)) end
+for i = 1, k do
+  if known(ARGV[5 + i]) then call('HSET', endpoint_key(ARGV[5 + i]), 'seen', int(now)) end
+end
 local words_out, base = {}, 6 + k
 for i = 1, tonumber(ARGV[base]) do
   local at = base + (i - 1) * 3

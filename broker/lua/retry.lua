@@ -7,6 +7,7 @@
 -- needs: breaker, select
 
 local now = server_ms()
+write_when_full()
 local words_out = {}
 local ready = false
 
@@ -38,7 +39,7 @@ for i = 1, tonumber(ARGV[3]) do
     free_canceled(id, lease, endpoint)
   end
   -- A failure says something about the endpoint even when the task is no longer ours; its epoch decides.
-  if word ~= 'already' then
+  if word ~= 'already' and known(endpoint) then
     call('HINCRBY', endpoint_key(endpoint), 'failed', 1)
     breaker_result(endpoint, lease, ARGV[at + 5], now, ARGV[at + 6])
     pause_endpoint(endpoint, now, tonumber(ARGV[at + 9]))

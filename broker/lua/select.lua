@@ -157,6 +157,10 @@ local function read_classes(view)
   return classes
 end
 
+-- True for a share of all numbers, spread evenly, and of every second, third ... number too: with `number % 8 == 0` a
+-- process whose calls always fell on odd turns would never serve the old.
+local function falls(number, share) return (number * 0.6180339887498949) % 1 < share end
+
 -- Best priority first, then the oldest head. by_age: the oldest head whatever its priority, so that none starves.
 local function sort_classes(classes, by_age)
   if #classes < 2 then return end
