@@ -1,0 +1,205 @@
+"""What a client does, as flows: enqueue, wait for a result, cancel, discard."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker import producer
+from broker.errors import (
+    BrokerUnsuitable,
+    Canceled,
+    DeadLettered,
+    Expired,
+    Poisoned,
+    QueueFull,
+    ResultTimeout,
+    TaskFailed,
+    UnknownTask,
+)
+from broker.flows import Await, Call, Flow, Plain, in_batches
+from broker.inspect import why_down
+from broker.keys import Keys
+from broker.outcome import FIELDS, read_result
+from broker.producer import Item, PoolLimits
+from broker.scripts import NewTask, Scripts
+from broker.store import unsuitable
+from broker.task import Result
+
+SILENCE: Final = 5.0  # seconds without news after which a task is looked at: its message may be lost
+LIMITS_FOR: Final = 10.0  # seconds for which a pool's limits are remembered
+
+
+class Core:
+    """The flows of one client. Several threads may use one."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts, self.keys = scripts, scripts.keys
+        self._limits: dict[str, tuple[float, PoolLimits]] = {}
+
+    def limits(self, pool: str) -> Flow[PoolLimits]:
+        until, known = self._limits.get(pool, (0.0, PoolLimits()))
+        if time.monotonic() >= until:
+            known = yield from pool_limits(self.keys, pool)
+            self._limits[pool] = (time.monotonic() + LIMITS_FOR, known)
+        return known
+
+    def enqueue(self, pool: str, items: Sequence[Item]) -> Flow[list[str]]:
+        """Everything is checked before anything is queued. The ids, in order."""
+        limits = yield from self.limits(pool)
+        now = time.time()
+        tasks = [producer.prepare(pool, item, limits, now) for item in items]
+        return (yield from enqueue(self.scripts, pool, tasks, limits))
+
+    def cancel(self, pool: str, ids: Sequence[str]) -> Flow[list[bool]]:
+        limits = yield from self.limits(pool)
+        return (yield from cancel(self.scripts, pool, ids, limits.result_ttl))
+
+    def give_up(self, pool: str, task_id: str) -> Flow[Result | None]:
+        """Cancels the task, so that it does not run beside its fallback. Its result if it was ok just before."""
+        yield from self.cancel(pool, [task_id])
+        try:
+            result = yield from fetch(self.keys, task_id)
+        except UnknownTask:
+            return None
+        return result if result is not None and result.ok else None
+
+
+def check_server(shown: str) -> Flow[None]:
+    """Raises BrokerUnsuitable for a server that would lose tasks. `shown`: its address without password."""
+    (info,) = yield Plain([("INFO",)])
+    if complaint := unsuitable(info):
+        raise BrokerUnsuitable(f"Redis at {shown}: {complaint}")
+
+
+def pool_limits(keys: Keys, pool: str) -> Flow[PoolLimits]:
+    (values,) = yield Plain([("HMGET", keys.pool(pool), *PoolLimits.FIELDS)])
+    return PoolLimits.read(values)
+
+
+def enqueue(scripts: Scripts, pool: str, tasks: Sequence[NewTask], limits: PoolLimits) -> Flow[list[str]]:
+    """The ids, earlier ones for repeats. Raises PoolFull with the ids queued so far, IdempotencyConflict."""
+    ids: list[str] = []
+    for chunk in producer.chunks(tasks):
+        try:
+            (answers,) = yield Call([scripts.enqueue(pool, chunk)])
+        except QueueFull as error:  # Redis is at its memory limit
+            raise producer.PoolFull(str(error), ids) from error
+        for task, answer in zip(chunk, answers, strict=True):
+            if answer.word == "full":
+                raise producer.full(pool, limits, ids, len(tasks))
+            if answer.word == "conflict":
+                raise producer.conflict(task, answer)
+            ids.append(answer.id)
+    return ids
+
+
+def read_status(keys: Keys, task_id: str) -> Flow[str]:
+    """'queued', 'scheduled', 'started' or an outcome. Raises UnknownTask."""
+    (values,) = yield Plain([("HMGET", keys.job(task_id), *FIELDS)])
+    if values[0] is None:
+        raise unknown(task_id)
+    result = read_result(task_id, values)
+    return result.outcome if result else str(values[0].decode())
+
+
+def wait_for_result(
+    scripts: Scripts, pool: str, task_id: str, mailbox: str, seconds: float | None, *, raise_if_down: bool = False
+) -> Flow[Result]:
+    """The mailbox expects the id already, so that no message between two steps is lost.
+
+    Raises ResultTimeout, UnknownTask.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    while True:
+        ((word,),) = yield Call([scripts.watch(pool, mailbox, [task_id])])
+        if word != "watching":
+            result = yield from fetch(scripts.keys, task_id)
+            if result is not None:
+                return result
+        if raise_if_down and (why := (yield from why_down(scripts.keys, pool))):
+            raise ResultTimeout(f"task {task_id}: no endpoint of pool {pool!r} can take it ({why}); it waits")
+        left = SILENCE if end is None else min(SILENCE, end - time.monotonic())
+        if left <= 0:
+            raise ResultTimeout(f"task {task_id}: no outcome within {seconds:g} s; it goes on, ask for it again")
+        if (yield Await(left)):
+            result = yield from fetch(scripts.keys, task_id)
+            if result is not None:
+                return result
+
+
+def fetch(keys: Keys, task_id: str) -> Flow[Result | None]:
+    """None while it has no outcome. Raises UnknownTask."""
+    (values,) = yield Plain([("HMGET", keys.job(task_id), *FIELDS)])
+    if values[0] is None:
+        raise unknown(task_id)
+    return read_result(task_id, values)
+
+
+def cancel(scripts: Scripts, pool: str, ids: Sequence[str], result_ttl: float) -> Flow[list[bool]]:
+    """Whether each is canceled now, by this call or an earlier one."""
+    canceled: list[bool] = []
+    for batch in in_batches(ids):
+        words, *outcomes = yield from _cancel_batch(scripts, pool, batch, result_ttl)
+        canceled += [
+            word in ("canceled", "running") or (word == "settled" and outcome == b"canceled")
+            for word, outcome in zip(words, outcomes, strict=True)
+        ]
+    return canceled
+
+
+def _cancel_batch(scripts: Scripts, pool: str, ids: Sequence[str], result_ttl: float) -> Flow[list[Any]]:
+    (words,) = yield Call([scripts.cancel(pool, ids, result_ttl=result_ttl)])
+    # a repeat after a lost reply finds its own work done
+    outcomes = yield Plain([("HGET", scripts.keys.job(task_id), "x_out") for task_id in ids])
+    return [words, *outcomes]
+
+
+def discard(keys: Keys, pool: str, ids: Sequence[str]) -> Flow[int]:
+    """Deletes tasks that have an outcome and do not run any more; returns how many."""
+    deleted = 0
+    for batch in in_batches(ids):
+        names = ("status", "x_out", "x_lease", "x_idem", "origin")
+        rows = yield Plain([("HMGET", keys.job(task_id), *names) for task_id in batch])
+        commands: list[tuple[Any, ...]] = []
+        for task_id, (status, outcome, lease, idem, origin) in zip(batch, rows, strict=True):
+            settled = outcome or status in (b"finished", b"failed", b"canceled")
+            if status and (not settled or lease or origin != pool.encode()):
+                continue
+            deleted += status is not None
+            commands += _removal(keys, pool, task_id, idem)
+        if commands:
+            yield Plain(commands)
+    return deleted
+
+
+def _removal(keys: Keys, pool: str, task_id: str, idem: bytes | None) -> list[tuple[Any, ...]]:
+    doomed = [keys.job(task_id), keys.results(task_id)]
+    if idem:
+        doomed.append(keys.idempotency(pool, idem.decode()))
+    return [
+        ("UNLINK", *doomed),
+        *(("ZREM", keys.registry(name, pool), task_id) for name in ("finished", "failed", "canceled")),
+    ]
+
+
+def unknown(task_id: str) -> UnknownTask:
+    return UnknownTask(f"task {task_id}: not in Redis; it never was, or its outcome has expired (queue.result_ttl)")
+
+
+_FAILURES: Final = {"dead": DeadLettered, "poison": Poisoned, "expired": Expired, "canceled": Canceled}
+
+
+def failure(result: Result) -> TaskFailed:
+    """The error that stands for a result that is no success."""
+    kind = _FAILURES.get(result.outcome, DeadLettered)
+    return kind(result.task_id, result.reason or "no reason was kept", result.status_code, result.body)
+
+
+def fallback_result(task_id: str, value: object) -> Result:
+    """The Result of a fallback: one that it made itself, else its value as JSON in the body."""
+    if isinstance(value, Result):
+        return value
+    return Result(task_id, "ok", body=value if isinstance(value, bytes) else json.dumps(value).encode())

@@ -1,0 +1,119 @@
+"""A flow says what to do with Redis, once for sync and async: a generator that yields steps and is sent their replies.
+
+A driver performs the steps: here the plain ones, over a Store or an AsyncStore; `client` and `asyncclient` add waiting
+and repeated tries. Every step of every flow may be repeated after a lost reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.errors import BrokerError
+from broker.scripts import BATCH, Command
+
+if TYPE_CHECKING:
+    from broker.store import AsyncStore, Store
+
+T = TypeVar("T")
+Reply = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Scripts, in one round trip. Replies: what each returns."""
+
+    commands: Sequence[Command[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Plain commands, in one round trip. Replies in order."""
+
+    commands: Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pop:
+    """Takes up to `most` ids from a reply list, waiting up to `seconds` for the first. Reply: list of str."""
+
+    key: str
+    most: int
+    seconds: float
+
+    @property
+    def command(self) -> tuple[Any, ...]:
+        rest = (1, self.key, "LEFT", "COUNT", self.most)
+        return ("BLMPOP", max(self.seconds, 0.001), *rest) if self.seconds > 0 else ("LMPOP", *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Waits up to `seconds` for the outcome that the driver's mailbox expects."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Takes up to `most` works from the caller's iterable. Reply: (list of works, whether it is at its end)."""
+
+    most: int
+
+
+Step = Call | Plain | Pop | Await | Sleep | Pull
+Flow = Generator[Step, Reply, T]
+
+
+def popped(reply: Any) -> list[str]:
+    """The ids in what LMPOP or BLMPOP gave."""
+    return [item.decode() for item in reply[1]] if reply else []
+
+
+def run_step(store: Store, step: Step) -> Reply:
+    if isinstance(step, Call):
+        return store.run_many(step.commands)
+    if isinstance(step, Plain):
+        return store.pipelined(step.commands)
+    if isinstance(step, Pop):
+        command = step.command
+        return popped(store.raw(lambda client: client.execute_command(*command)))  # type: ignore[no-untyped-call]
+    raise TypeError(f"{step!r}: this driver does not wait")
+
+
+async def run_step_async(store: AsyncStore, step: Step) -> Reply:
+    if isinstance(step, Call):
+        return await store.run_many(step.commands)
+    if isinstance(step, Plain):
+        return await store.pipelined(step.commands)
+    if isinstance(step, Pop):
+        return popped(await store.blocking(*step.command))
+    raise TypeError(f"{step!r}: this driver does not wait")
+
+
+def drive(store: Store, flow: Flow[T]) -> T:
+    """Runs a flow that only reads and writes; one try for each step."""
+    reply: Reply = None
+    error: BrokerError | None = None
+    while True:
+        try:
+            step = flow.send(reply) if error is None else flow.throw(error)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        reply, error = None, None
+        try:
+            reply = run_step(store, step)
+        except BrokerError as failed:
+            error = failed
+
+
+def in_batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

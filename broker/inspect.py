@@ -1,0 +1,257 @@
+"""What is going on in a pool and its endpoints. Everything here reads; nothing changes.
+
+Times are Unix seconds by the server's clock, None for "not"; `age` and `oldest` are seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.flows import Flow, Plain, drive
+from broker.keys import Keys
+from broker.task import PRIORITIES, check_pool
+
+if TYPE_CHECKING:
+    from broker.store import Store
+
+LIVE_FOR: Final = 30.0  # seconds since an endpoint's workers last renewed, as in lua/select.lua
+
+State = str  # of an endpoint: ready, full, paused, open, probing, draining, disabled, removed, absent
+
+
+class Plainly:
+    """A dataclass that can become JSON."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus(Plainly):
+    """One endpoint as all processes see it.
+
+    state     ready | full (every slot taken) | paused | open (breaker) | probing (half-open) | draining | disabled |
+              removed (leaving the configuration) | absent (no worker for 30 s)
+    breaker   closed, open or half_open; `reason` and `open_until` while it is not closed (open past `open_until`: the
+              next task is the probe); `fails` in a row, `opened` times in all
+    served, failed   attempts that ended well, or not
+    age       seconds since one of its workers renewed its leases; None: never
+    """
+
+    id: str
+    state: State
+    priority: int
+    max_concurrent: int
+    in_flight: int
+    capabilities: tuple[str, ...]
+    enabled: bool
+    served: int
+    failed: int
+    breaker: str
+    fails: int
+    opened: int
+    reason: str
+    open_until: float | None
+    paused_until: float | None
+    age: float | None
+
+    @property
+    def up(self) -> bool:
+        """Whether it takes tasks, now or as soon as a slot or its pause ends."""
+        return self.state in ("ready", "full", "paused", "probing")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus(Plainly):
+    """One pool. `waiting`: tasks that could start, by priority; `oldest`: seconds the longest of them has waited.
+
+    `dead`, `finished`, `canceled` are those that still stand in Redis; `counts` is since the pool exists.
+    """
+
+    pool: str
+    waiting: dict[str, int]
+    delayed: int
+    running: int
+    dead: int
+    finished: int
+    canceled: int
+    oldest: float | None
+    max_depth: int | None
+    counts: dict[str, int]
+    endpoints: tuple[EndpointStatus, ...]
+    processes: tuple[str, ...]
+    workers: int
+
+    @property
+    def backlog(self) -> int:
+        return sum(self.waiting.values())
+
+
+# Doors
+
+
+def pools(store: Store) -> list[str]:
+    """The names of registered pools, sorted."""
+    return drive(store, pool_names(store.keys))
+
+
+def status(store: Store, pool: str) -> PoolStatus:
+    """An empty picture for a pool that nobody uses. Raises InvalidTask for what cannot be a pool's name."""
+    return drive(store, pool_status(store.keys, check_pool(pool)))
+
+
+# Flows
+
+
+def pool_names(keys: Keys) -> Flow[list[str]]:
+    (names,) = yield Plain([("SMEMBERS", keys.pools())])
+    return sorted(as_text(name) for name in names)
+
+
+def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
+    now, endpoints = yield from endpoint_states(keys, pool)
+    registries = ("finished", "failed", "canceled")
+    record, variants, delayed, waiters, leases, workers, *kept = yield Plain(
+        [
+            ("HGETALL", keys.pool(pool)),
+            ("SMEMBERS", keys.lists(pool)),
+            ("ZCARD", keys.registry("scheduled", pool)),
+            ("HKEYS", keys.waiting(pool)),
+            ("ZRANGE", keys.registry("wip", pool), 0, -1),
+            ("SCARD", keys.workers(pool)),
+            *(("ZCOUNT", keys.registry(name, pool), f"{now:.3f}", "+inf") for name in registries),
+        ]
+    )
+    waiting, oldest = yield from _waiting(keys, pool, ["", *(as_text(variant) for variant in variants)])
+    names = {as_text(name) for name in waiters} | {_process_of(as_text(lease)) for lease in leases}
+    fields = as_fields(record)
+    return PoolStatus(
+        pool=pool,
+        waiting=waiting,
+        delayed=delayed,
+        running=sum(endpoint.in_flight for endpoint in endpoints),
+        dead=kept[1],
+        finished=kept[0],
+        canceled=kept[2],
+        oldest=None if oldest is None else round(max(0.0, now - oldest), 3),
+        max_depth=as_int(fields.get("max_depth")),
+        counts={name[2:]: int(value) for name, value in sorted(fields.items()) if name.startswith("n_")},
+        endpoints=endpoints,
+        processes=tuple(sorted(names - {""})),
+        workers=workers,
+    )
+
+
+def _waiting(keys: Keys, pool: str, variants: Sequence[str]) -> Flow[tuple[dict[str, int], float | None]]:
+    """Tasks by priority, and since when the oldest head waits."""
+    lists = [keys.queue(pool, variant) for variant in variants]
+    replies = yield Plain([*(("LLEN", name) for name in lists), *(("LINDEX", name, 0) for name in lists)])
+    lengths, heads = replies[: len(lists)], replies[len(lists) :]
+    found: dict[str, int] = dict.fromkeys(PRIORITIES, 0)
+    for variant, length in zip(variants, lengths, strict=True):
+        priority = variant.partition("+")[0].partition("!")[0] or "normal"
+        found[priority] = found.get(priority, 0) + length
+    since = yield Plain([("HGET", keys.job(as_text(head)), "x_at") for head in heads if head is not None])
+    return found, min((int(at) / 1000 for at in since if at), default=None)
+
+
+def endpoint_states(keys: Keys, pool: str) -> Flow[tuple[float, tuple[EndpointStatus, ...]]]:
+    """The server's time, and the endpoints as tasks prefer them: best priority first, then by id."""
+    members, (seconds, micros) = yield Plain([("SMEMBERS", keys.endpoints(pool)), ("TIME",)])
+    now = int(seconds) + int(micros) / 1e6
+    ids = sorted(as_text(member) for member in members)
+    replies = yield Plain(
+        [
+            *(("HGETALL", keys.endpoint(pool, endpoint)) for endpoint in ids),
+            *(("ZCARD", keys.slots(pool, endpoint)) for endpoint in ids),
+        ]
+    )
+    rows = zip(ids, replies[: len(ids)], replies[len(ids) :], strict=True)
+    found = [_endpoint(endpoint, as_fields(record), in_flight, now) for endpoint, record, in_flight in rows]
+    return now, tuple(sorted(found, key=lambda endpoint: (-endpoint.priority, endpoint.id)))
+
+
+def why_down(keys: Keys, pool: str) -> Flow[str]:
+    """Why no endpoint of the pool can take a task, in a few words; "" if one can."""
+    _, endpoints = yield from endpoint_states(keys, pool)
+    if not endpoints:
+        return "none is registered"
+    if any(endpoint.up for endpoint in endpoints):
+        return ""
+    return ", ".join(f"{endpoint.id} {endpoint.state}" for endpoint in endpoints[:5])
+
+
+# Reading
+
+
+def _endpoint(endpoint: str, row: Mapping[str, str], in_flight: int, now: float) -> EndpointStatus:
+    seen, pause, until = as_seconds(row.get("seen")), as_seconds(row.get("pause")), as_seconds(row.get("until"))
+    breaker = row.get("state") or "closed"
+    return EndpointStatus(
+        id=endpoint,
+        state=_state(row, in_flight, now),
+        priority=int(row.get("priority") or 5),
+        max_concurrent=int(row.get("cap") or 1),
+        in_flight=in_flight,
+        capabilities=as_list(row.get("capabilities")),
+        enabled=row.get("on") == "1",
+        served=int(row.get("served") or 0),
+        failed=int(row.get("failed") or 0),
+        breaker=breaker,
+        fails=int(row.get("fails") or 0),
+        opened=int(row.get("opened") or 0),
+        reason=row.get("reason", "") if breaker != "closed" else "",
+        open_until=until if breaker == "open" else None,
+        paused_until=pause if pause and pause > now else None,
+        age=round(max(0.0, now - seen), 3) if seen else None,
+    )
+
+
+def _state(row: Mapping[str, str], in_flight: int, now: float) -> State:
+    """The first thing that keeps tasks away, most lasting first."""
+    breaker, seen = row.get("state") or "closed", as_seconds(row.get("seen"))
+    table = (
+        ("removed", row.get("gone") == "1"),
+        ("disabled", row.get("on") != "1"),
+        ("draining", row.get("drain") == "1"),
+        ("absent", seen is None or now - seen > LIVE_FOR),
+        ("open", breaker == "open" and (as_seconds(row.get("until")) or 0.0) > now),
+        ("paused", (as_seconds(row.get("pause")) or 0.0) > now),
+        ("probing", breaker != "closed"),
+        ("full", in_flight >= int(row.get("cap") or 1)),
+    )
+    return next((state for state, holds in table if holds), "ready")
+
+
+def _process_of(lease: str) -> str:
+    """From an entry of rq:wip:<pool>, "<id>:<fence>.<epoch>.<process>"; "" if RQ wrote it."""
+    token = lease.partition(":")[2].split(".", 2)
+    return token[2] if len(token) == 3 else ""
+
+
+def as_text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def as_fields(record: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {as_text(name): as_text(value) for name, value in record.items()}
+
+
+def as_int(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+def as_list(text: str | None) -> tuple[str, ...]:
+    return tuple(part for part in (text or "").split(",") if part)
+
+
+def as_seconds(text: str | None) -> float | None:
+    """Milliseconds in Redis to seconds; None for unset or 0."""
+    number = float(text) if text else 0.0
+    return number / 1000 if number and math.isfinite(number) else None
