@@ -41,7 +41,13 @@ NEEDED: Final = "give --endpoint URL (again for each), or a configuration with -
 
 @dataclass(slots=True)
 class Job:
-    """All that one run needs. `own`: the pool is for this run alone. `processes` None takes the configuration's."""
+    """All that one run needs.
+
+    own         the pool is for this run alone
+    processes   None takes the configuration's
+    quiet       no progress
+    last_words  called before a second Ctrl-C ends the process
+    """
 
     config: Config
     pool: Pool
@@ -53,6 +59,7 @@ class Job:
     processes: int | Literal["auto"] | None = None
     max_attempts: int | None = None
     quiet: bool = False
+    last_words: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -266,6 +273,7 @@ class _Run:
             return
         if self._progress is not None:
             self._progress.close()
+        self._job.last_words()
         # The workers release what they run when they see us gone; a thread of ours may be waiting for standard input.
         os._exit(INTERRUPTED)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final, Literal
 
 from broker import logs
 from broker.config import Config, load_config
 from broker.errors import BrokerUnavailable, ConfigError, Problem, UsageError
 
-VERBOSE = ("info", "debug")
+VERBOSE: Final[tuple[Literal["info", "debug"], ...]] = ("info", "debug")
 
 
 def say(text: str) -> None:
