@@ -253,9 +253,9 @@ class BatchRun:
     async def _replaced(self, task: Sending) -> Sending:
         """An earlier run sent this custom_id with another body, and its answer does not stand in the output."""
         self._said(f"line {task.number}: custom_id {task.custom_id!r} has a new body; the earlier task is canceled")
-        await self._queue.cancel([task.id])
-        self._drop(task.id)
+        self._drop(task.id)  # first, or its cancellation would be taken for the line's outcome
         self._sending.discard(task.id)
+        await self._queue.cancel([task.id])
         fresh = replace(task, task=replace(task.task, id=f"{task.id}-{task.digest[:12]}"))
         self._hold(fresh)
         return fresh
