@@ -1,0 +1,161 @@
+"""Sick endpoints, bad tasks, deadlines and cancels, with real processes and real HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from broker import Broker, Request
+from tests.support.endpoints import simulated_endpoints
+from tests.support.fleet import fleet, history, in_flight, pool_config, until
+
+QUICK = {"max_attempts": 3, "backoff": {"initial": "20ms", "max": "200ms"}}
+
+
+def chat(text: str = "hi", **more: Any) -> Request:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+    return Request("POST", "/v1/chat/completions", json=body)
+
+
+def test_an_endpoint_that_fails_at_once_is_no_black_hole(tmp_path: Path, redis_url: str) -> None:
+    """S22: 3,000 tasks, one of three endpoints fails every request in 5 ms."""
+    with simulated_endpoints(3, "--latency", "20ms") as endpoints, Broker(redis_url) as broker:
+        endpoints[0].control(mode="status", status=503, latency_ms=5)
+        urls = [endpoint.url for endpoint in endpoints]
+        with fleet(tmp_path, redis_url, {"llm": pool_config(urls, slots=16, retry=QUICK)}, 2):
+            results = list(broker.map("llm", (chat() for _ in range(3000)), window=3000, timeout=60))
+            wasted = endpoints[0].stats()["hits"]
+    assert Counter(result.outcome for result in results) == {"ok": 3000}
+    assert 5 <= wasted < 30
+
+
+def test_attempts_keep_to_the_backoff_and_fresh_tasks_are_not_overtaken(tmp_path: Path, redis_url: str) -> None:
+    """S2: an endpoint that answers 503 always."""
+    retry = {"max_attempts": 3, "backoff": {"initial": "1s", "max": "2s"}}
+    breaker = {"failures": 1000}
+    with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
+        endpoint.control(mode="status", status=503)
+        pool = pool_config([endpoint.url], slots=1, retry=retry, breaker=breaker)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1) as running:
+            failing = broker.enqueue("llm", chat("failing"))
+            until(lambda: failing.status() == "scheduled", "the first attempt has failed")
+            endpoint.control(mode="ok")
+            fresh = broker.enqueue("llm", chat("fresh"))
+            fresh_result = fresh.result(timeout=30)
+            retried = failing.result(timeout=30)
+            attempts = history(running.store, failing.id)
+    assert retried.attempts == 2 and len(attempts) == 1
+    due = attempts[0]["ended"]
+    assert retried.started_at >= due
+    assert fresh_result.started_at <= retried.started_at or retried.started_at - due < 0.05
+
+
+def test_half_of_a_thousand_fail_once_and_no_slot_leaks(tmp_path: Path, redis_url: str) -> None:
+    """S4."""
+    with simulated_endpoints(4, "--latency", "2ms") as endpoints, Broker(redis_url) as broker:
+        pool = pool_config([e.url for e in endpoints], slots=8, retry=QUICK, breaker={"failures": 1000})
+        with fleet(tmp_path, redis_url, {"llm": pool}, 2) as running:
+            works = [chat(str(i), x_sim={"fail_first": 1, "status": 503} if i % 2 else {}) for i in range(1000)]
+            results = list(broker.map("llm", works, window=1000, timeout=60))
+            assert Counter(result.outcome for result in results) == {"ok": 1000}
+            assert Counter(result.attempts for result in results) == {1: 500, 2: 500}
+            until(lambda: in_flight(running.store, "llm") == 0, "no slot is in use")
+
+
+def test_over_long_prompts_are_dead_letters_at_once_and_open_no_breaker(tmp_path: Path, redis_url: str) -> None:
+    """S13: 100 tasks answered 400."""
+    with simulated_endpoints(2) as endpoints, Broker(redis_url) as broker:
+        pool = pool_config([e.url for e in endpoints], retry=QUICK)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 2) as running:
+            works = [chat(str(i), x_sim={"status": 400} if i < 100 else {}) for i in range(200)]
+            results = list(broker.map("llm", works, window=200, timeout=60))
+            states = [
+                running.store.raw(lambda r, e=e: r.hget(running.store.keys.endpoint("llm", e), "state"))
+                for e in ("e0", "e1")
+            ]
+        hits = sum(endpoint.stats()["hits"] for endpoint in endpoints)
+    assert Counter((result.outcome, result.attempts) for result in results) == {("dead", 1): 100, ("ok", 1): 100}
+    assert {result.status_code for result in results if not result.ok} == {400}
+    assert set(states) <= {None, b"closed"}
+    assert hits == 200
+
+
+def test_an_answer_cut_in_the_middle_is_a_failed_attempt(tmp_path: Path, redis_url: str) -> None:
+    """S20."""
+    with simulated_endpoints(2) as endpoints, Broker(redis_url) as broker:
+        endpoints[0].control(mode="cut")
+        pool = pool_config([e.url for e in endpoints], retry=QUICK)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1) as running:
+            results = list(broker.map("llm", [chat() for _ in range(50)], window=50, timeout=60))
+            kinds = {line["kind"] for result in results for line in history(running.store, result.task_id)}
+    assert {result.outcome for result in results} == {"ok"}
+    assert {result.endpoint for result in results} == {"e1"}
+    assert kinds == {"cut"}
+
+
+def test_each_attempt_goes_to_another_endpoint_and_the_last_makes_a_dead_letter(
+    tmp_path: Path, redis_url: str
+) -> None:
+    with simulated_endpoints(4) as endpoints, Broker(redis_url) as broker:
+        pool = pool_config([e.url for e in endpoints], retry=QUICK)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1) as running:
+            (result,) = broker.map("llm", [chat("x", x_sim={"status": 500})], timeout=30)
+            lines = history(running.store, result.task_id)
+    assert (result.outcome, result.attempts, result.status_code) == ("dead", 3, 500)
+    assert len({line["endpoint"] for line in lines}) == 3 and len(lines) == 3
+    assert "attempt 3 of 3 failed" in result.reason
+
+
+def test_a_pool_of_one_endpoint_still_retries(tmp_path: Path, redis_url: str) -> None:
+    with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url], retry=QUICK)}, 1):
+            task = broker.enqueue("llm", chat("x", x_sim={"fail_first": 2, "status": 503}))
+            result = task.result(timeout=30)
+        hits = endpoint.stats()["hits"]
+    assert (result.attempts, hits) == (3, 3)
+
+
+def test_a_deadline_ends_what_waits_and_what_runs(tmp_path: Path, redis_url: str) -> None:
+    with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
+        endpoint.control(mode="hang")
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url], slots=1)}, 1) as running:
+            tasks = [broker.enqueue("llm", chat(text), deadline=1.0) for text in ("a", "b")]
+            results = [task.result(timeout=30, raise_on_failure=False) for task in tasks]
+            until(lambda: in_flight(running.store, "llm") == 0, "no slot is in use")
+            state = running.store.raw(lambda r: r.hget(running.store.keys.endpoint("llm", "e0"), "fails"))
+    assert [result.outcome for result in results] == ["expired", "expired"]
+    assert state in (None, b"0"), "a deadline is not the endpoint's fault"
+
+
+def test_canceled_tasks_never_start_and_running_ones_close_their_connection(tmp_path: Path, redis_url: str) -> None:
+    """S6: cancel 100 of 200."""
+    with simulated_endpoints(1, "--latency", "600s") as (endpoint,), Broker(redis_url) as broker:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url], slots=20)}, 1) as running:
+            tasks = broker.enqueue_many("llm", [chat(str(i)) for i in range(200)])
+            until(lambda: endpoint.stats()["in_flight"] == 20, "twenty run")
+            first = tasks[:100]
+            assert broker.cancel("llm", [task.id for task in first]) == [True] * 100
+            asked = time.monotonic()
+            until(lambda: set(endpoint.stats()["open_now"]).isdisjoint(t.id for t in first), "their connections close")
+            closed = time.monotonic() - asked
+            until(lambda: endpoint.stats()["in_flight"] == 20, "the slots are used again")
+            seen = set(endpoint.stats()["by_task"])
+            broker.cancel("llm", [task.id for task in tasks[100:]])
+            until(lambda: in_flight(running.store, "llm") == 0, "all slots are free")
+            outcomes = {task.result(timeout=10, raise_on_failure=False).outcome for task in tasks}
+    assert outcomes == {"canceled"}
+    assert closed < 10  # a loaded machine; alone it is a few milliseconds
+    assert len(seen & {task.id for task in first}) == 20, "of the canceled, only those that ran had been sent"
+
+
+def test_a_429_pauses_the_endpoint_and_counts_no_attempt(tmp_path: Path, redis_url: str) -> None:
+    with simulated_endpoints(2) as endpoints, Broker(redis_url) as broker:
+        endpoints[0].control(mode="status", status=429, retry_after=30)
+        pool = pool_config([e.url for e in endpoints], slots=4, retry=QUICK)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1):
+            results = list(broker.map("llm", [chat() for _ in range(100)], window=100, timeout=60))
+            refused = endpoints[0].stats()["hits"]
+    assert Counter((result.outcome, result.attempts) for result in results) == {("ok", 1): 100}
+    assert refused <= 4

@@ -1,0 +1,114 @@
+"""RQ's own producers and tools beside our workers: plain jobs in, answers out, true pictures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from rq import Queue
+from rq.job import Job
+from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
+from rq.serializers import JSONSerializer
+
+from tests.support.endpoints import simulated_endpoints
+from tests.support.fleet import fleet, pool_config, until
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CALL = {"method": "POST", "path": "/v1/chat/completions", "json": BODY}
+
+
+def rq_command(url: str, *words: str) -> str:
+    """Output of RQ's own command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rq.cli", *words, "--url", url],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("serializer", [None, JSONSerializer], ids=["pickle", "json"])
+def test_a_plain_rq_job_is_finished_by_our_worker(tmp_path: Path, redis_url: str, serializer: object) -> None:
+    connection = redis.Redis.from_url(redis_url)
+    queue = Queue("llm", connection=connection, serializer=serializer)
+    with simulated_endpoints(2) as endpoints:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([e.url for e in endpoints])}, 2):
+            job = queue.enqueue("workers.jobs.request", **CALL)
+            until(lambda: job.get_status(refresh=True) == "finished", "the job is finished")
+            value = job.latest_result().return_value
+        assert sum(endpoint.stats()["hits"] for endpoint in endpoints) == 1
+    assert value["status_code"] == 200 and value["endpoint"] in ("e0", "e1") and value["json"]["choices"]
+    assert job.id in FinishedJobRegistry(queue=queue).get_job_ids()
+    assert len(queue) == 0
+
+
+def test_what_is_not_ours_becomes_a_dead_letter_with_a_reason_and_stops_nobody(
+    tmp_path: Path, redis_url: str
+) -> None:
+    queue = Queue("llm", connection=redis.Redis.from_url(redis_url))
+    with simulated_endpoints(1) as endpoints:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoints[0].url])}, 1):
+            foreign = queue.enqueue("os.getcwd")
+            ours = queue.enqueue("workers.jobs.request", **CALL)
+            until(lambda: ours.get_status(refresh=True) == "finished", "ours is finished")
+            until(lambda: foreign.get_status(refresh=True) == "failed", "the foreign one is failed")
+    assert "os.getcwd" in (foreign.latest_result().exc_string or "")
+    assert foreign.id in FailedJobRegistry(queue=queue).get_job_ids()
+
+
+def test_rq_requeue_is_a_redrive(tmp_path: Path, redis_url: str) -> None:
+    connection = redis.Redis.from_url(redis_url)
+    queue = Queue("llm", connection=connection, serializer=JSONSerializer)
+    with simulated_endpoints(1) as (endpoint,):
+        endpoint.control(mode="status", status=400)
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
+            job = queue.enqueue("workers.jobs.request", **CALL)
+            until(lambda: job.get_status(refresh=True) == "failed", "it is a dead letter")
+            endpoint.control(mode="ok")
+            rq_command(redis_url, "requeue", "--queue", "llm", "--serializer", "rq.serializers.JSONSerializer", job.id)
+            until(lambda: job.get_status(refresh=True) == "finished", "it is finished")
+    assert job.id not in FailedJobRegistry(queue=queue).get_job_ids()
+
+
+def test_rq_info_lists_queues_and_workers_truly_and_harms_nothing(tmp_path: Path, redis_url: str) -> None:
+    connection = redis.Redis.from_url(redis_url)
+    queue = Queue("llm", connection=connection, serializer=JSONSerializer)
+    with simulated_endpoints(2, "--latency", "600s") as endpoints:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([e.url for e in endpoints], slots=2)}, 2):
+            jobs = [queue.enqueue("workers.jobs.request", **CALL) for _ in range(10)]
+            until(lambda: sum(e.stats()["in_flight"] for e in endpoints) == 4, "four run")
+            shown = rq_command(redis_url, "info")
+            running = StartedJobRegistry(queue=queue).get_job_ids()
+            after = rq_command(redis_url, "info")
+    assert "llm" in shown and "6" in shown and "2 workers" in shown, shown
+    assert len(running) == 4 and set(running) <= {job.id for job in jobs}
+    assert "2 workers" in after
+    # The drain released nothing to RQ's failed registry.
+    assert not FailedJobRegistry(queue=queue).get_job_ids(cleanup=False)
+
+
+def test_a_scheduled_rq_job_needs_no_scheduler(tmp_path: Path, redis_url: str) -> None:
+    from datetime import timedelta
+
+    queue = Queue("llm", connection=redis.Redis.from_url(redis_url), serializer=JSONSerializer)
+    with simulated_endpoints(1) as (endpoint,):
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
+            job = queue.enqueue_in(timedelta(seconds=1), "workers.jobs.request", **CALL)
+            until(lambda: job.get_status(refresh=True) == "finished", "it is finished")
+
+
+def test_job_fetch_reads_our_tasks(tmp_path: Path, redis_url: str) -> None:
+    from broker import Broker, Request
+
+    connection = redis.Redis.from_url(redis_url)
+    with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
+            task = broker.enqueue("llm", Request("POST", "/v1/chat/completions", json=BODY))
+            task.result(timeout=30)
+    job = Job.fetch(task.id, connection=connection, serializer=JSONSerializer)
+    assert job.get_status() == "finished" and job.func_name == "workers.jobs.request"
+    assert job.kwargs["path"] == "/v1/chat/completions" and job.ended_at is not None

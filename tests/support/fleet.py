@@ -1,0 +1,127 @@
+"""A real fleet for tests: worker processes under a real supervisor, in a process of its own, and what Redis shows of it.
+
+Tests enqueue through the public Broker or through RQ, count at the endpoints, and wait for events.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from broker.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+
+
+def until(happened: Any, what: str, patience: float = PATIENCE_S) -> Any:
+    """Looks until `happened()` is true, and returns what it gave. The only wait there is in these tests."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if found := happened():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {patience:.0f} s: {what}")
+
+
+def pool_config(urls: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A pool as it stands in YAML. `more` are pool keys; `slots` and `each` (keys of every endpoint) are ours."""
+    slots, each = more.pop("slots", 8), more.pop("each", {})
+    endpoints = [{"id": f"e{i}", "url": url, "max_concurrent": slots, **each} for i, url in enumerate(urls)]
+    return {"endpoints": endpoints, **more}
+
+
+class Fleet:
+    """`headrace worker` on a configuration file, ready when the constructor returns."""
+
+    def __init__(self, folder: Path, redis_url: str, pools: dict[str, Any], processes: int, *options: str) -> None:
+        self.file = folder / "headrace.yaml"
+        self.file.write_text(yaml.safe_dump({"redis": {"url": redis_url}, "processes": processes, "pools": pools}))
+        self.log = folder / "worker.log"
+        self.processes = processes
+        self.store = Store(redis_url)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "broker.cli", "worker", "-c", str(self.file), *options],
+                cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"NO_COLOR": "1"},
+            )  # fmt: skip
+        pool = next(iter(pools))
+        until(lambda: self.ready(pool) or self._ended(), f"{processes} processes ready; see {self.log}")
+        if self._process.poll():  # a burst may have ended well by now
+            raise AssertionError(f"headrace worker ended:\n{self.log.read_text()}")
+
+    def ready(self, pool: str) -> bool:
+        """Every process has said that it waits for work."""
+        waiting = self.store.raw(lambda client: client.hlen(self.store.keys.waiting(pool)))
+        return int(waiting) >= self.processes
+
+    def _ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the worker processes."""
+        found = []
+        for pid in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
+            if b"workers.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+        return found
+
+    def kill_one(self) -> int:
+        """kill -9 of one worker process."""
+        pid = self.pids[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the supervisor."""
+        self._process.send_signal(number)
+
+    def wait(self, patience: float = PATIENCE_S) -> int:
+        return self._process.wait(patience)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.signal(signal.SIGTERM)
+            try:
+                self.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self.store.close()
+
+
+@contextmanager
+def fleet(
+    folder: Path, redis_url: str, pools: dict[str, Any], processes: int = 1, *options: str
+) -> Iterator[Fleet]:
+    """A Fleet that ends with the block."""
+    running = Fleet(folder, redis_url, pools, processes, *options)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def in_flight(store: Store, pool: str) -> int:
+    """Leases over all endpoints of a pool."""
+    endpoints = store.raw(lambda client: client.smembers(store.keys.endpoints(pool)))
+    return sum(
+        store.raw(lambda client, e=endpoint: client.zcard(store.keys.slots(pool, e.decode()))) for endpoint in endpoints
+    )
+
+
+def history(store: Store, task_id: str) -> list[dict[str, Any]]:
+    """The failed attempts of a task, as they stand in its hash."""
+    text = store.raw(lambda client: client.hget(store.keys.job(task_id), "x_hist")) or b""
+    return [json.loads(line) for line in text.splitlines()]
