@@ -43,6 +43,7 @@ def dead_show(args: argparse.Namespace) -> int:
 
 
 def dead_redrive(args: argparse.Namespace) -> int:
+    _check(args)
     with store_of(args) as (store, _):
         total = admin.Redriven()
         for pool, ids in _chosen(store, args):
@@ -59,6 +60,7 @@ def dead_redrive(args: argparse.Namespace) -> int:
 
 
 def dead_purge(args: argparse.Namespace) -> int:
+    _check(args)
     with store_of(args) as (store, _):
         deleted = sum(admin.purge(store, pool, ids) for pool, ids in _chosen(store, args))
     if args.json:
@@ -68,16 +70,21 @@ def dead_purge(args: argparse.Namespace) -> int:
     return 0 if args.all or deleted == len(set(args.ids)) else 1
 
 
-def _chosen(store: Store, args: argparse.Namespace) -> list[tuple[str, list[str] | None]]:
-    """Pools, and the ids in each; None for all dead letters of the pool. Raises UsageError, UnknownTask."""
+def _check(args: argparse.Namespace) -> None:
     if args.all == bool(args.ids):
         raise UsageError("name the tasks by their ids, or --all with --pool P")
+    for each in args.ids:
+        check_task_id(each)
+
+
+def _chosen(store: Store, args: argparse.Namespace) -> list[tuple[str, list[str] | None]]:
+    """Pools, and the ids in each; None for all dead letters of the pool. Raises UsageError, UnknownTask."""
     if args.all:
         pools = pools_of(store, [args.pool] if args.pool else None)
         if len(pools) > 1:
             raise UsageError(f"--all of which pool? name one with --pool: {', '.join(pools)}")
         return [(pool, None) for pool in pools]
-    ids = [check_task_id(each) for each in dict.fromkeys(args.ids)]
+    ids = list(dict.fromkeys(args.ids))
     origins = store.pipelined([("HGET", store.keys.job(each), "origin") for each in ids])
     by_pool: dict[str, list[str]] = {}
     for task_id, origin in zip(ids, origins, strict=True):

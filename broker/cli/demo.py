@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, cast
 from broker import logs
 from broker.cli import screen
 from broker.cli.run import Job, Report, execute
-from broker.cli.settings import VERBOSE, redis_of
+from broker.cli.settings import VERBOSE
 from broker.config import Breaker, Config, Endpoint, Log, Pool, RedisSettings, Retry
 from broker.errors import HeadraceError
 
@@ -76,14 +76,14 @@ def _run(
         for sample in samples.values():
             sample.stop()
 
-    with batch.open("rb") as source, redis_of(config) as redis:
+    with batch.open("rb") as source:
         job = Job(
             config, pool, False, cast(BinaryIO, source), folder / "answers.jsonl", sys.stdout,
             processes=args.processes, quiet=args.json, last_words=clear_up,
         )  # fmt: skip
         trouble.start()
         try:
-            return execute(job, redis)
+            return execute(job)
         finally:
             trouble.cancel()
 

@@ -11,7 +11,7 @@ from broker.cli import screen
 from broker.cli.settings import load, redis_of, say, unknown_pool
 from broker.client import Broker
 from broker.errors import ResultTimeout, UsageError
-from broker.task import NpuTask, Request, Work, check_pool
+from broker.task import NpuTask, Request, Work, check_names, check_pool
 
 CHAT = "/v1/chat/completions"
 
@@ -19,6 +19,7 @@ CHAT = "/v1/chat/completions"
 def enqueue(args: argparse.Namespace) -> int:
     """Prints the task's id; with --wait the answer's body."""
     check_pool(args.pool)
+    check_names("requires", args.requires)
     work = _work(args, _body(args))
     config = load(args, quiet=True)
     if config.pools and args.pool not in config.pools:

@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            name = action.metavar or action.option_strings[-1:] or [action.dest]
-            raise argparse.ArgumentError(None, f"{''.join(name)}: {value!r} is unknown{meant(str(value), known)}")
+            name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
+            raise argparse.ArgumentError(None, f"{name}: {value!r} is unknown{meant(str(value), known)}")
 
 
 def lazy(place: str) -> Verb:

@@ -87,12 +87,11 @@ def run(args: argparse.Namespace) -> int:
         output = Path("/dev/stdout" if args.output == "-" else args.output)
         report_to = sys.stderr if args.output in ("-", "/dev/stdout") else sys.stdout
         config, pool, own = _configure(args, source)
-        redis = stack.enter_context(redis_of(config))
         job = Job(
             config, pool, own, source, output, report_to,
             workers=not args.no_workers, processes=args.processes, max_attempts=args.max_attempts, quiet=args.json,
         )  # fmt: skip
-        report = execute(job, redis)
+        report = execute(job)
     if args.json:
         told = {**report.tally.to_dict(), "wall_seconds": round(report.wall, 3), "complete": report.complete}
         (screen.print_json if report_to is sys.stdout else _print_json_to_stderr)(told)
@@ -146,22 +145,33 @@ def _begins_with_npu(source: BinaryIO) -> bool:
     return peek is not None and b'"task_type"' in peek(65_536).split(b"\n", 1)[0]
 
 
-def execute(job: Job, redis: Redis) -> Report:
+def execute(job: Job) -> Report:
     """The run itself. Raises HeadraceError."""
-    with closing(Store(redis.url)) as store:
-        store.check()
+    fresh = not job.output.exists()
     with OutputFile(job.output, job.source.name if isinstance(job.source.name, str) else None) as output:
-        note = ResumeNote.open(job.output)
-        if note.resumed and note.redis != redis.shown:
-            say(f"warning: this batch was begun with Redis {note.redis}; what waits there is sent again here")
-        name = f"run-{note.batch}" if job.own else job.pool.name
-        pool = replace(job.pool, name=name)
-        job.config, job.pool = replace(job.config, pools={name: pool}), pool
-        note.write(name, redis.shown)
-        report = _loop(_Run(job, redis, output, note).main())
-        if report.complete:
-            note.remove()
-        return report
+        try:
+            with redis_of(job.config) as redis:
+                with closing(Store(redis.url)) as store:
+                    store.check()
+                return _resume(job, redis, output)
+        except BrokerError:
+            if fresh and not output.done and job.output.stat().st_size == 0:
+                job.output.unlink()
+            raise
+
+
+def _resume(job: Job, redis: Redis, output: OutputFile) -> Report:
+    note = ResumeNote.open(job.output)
+    if note.resumed and note.redis != redis.shown:
+        say(f"warning: this batch was begun with Redis {note.redis}; what waits there is sent again here")
+    name = f"run-{note.batch}" if job.own else job.pool.name
+    pool = replace(job.pool, name=name)
+    job.config, job.pool = replace(job.config, pools={name: pool}), pool
+    note.write(name, redis.shown)
+    report = _loop(_Run(job, redis, output, note).main())
+    if report.complete:
+        note.remove()
+    return report
 
 
 def _loop(main: Any) -> Report:

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 
 from broker.batch_output import OutputFile
@@ -18,6 +20,7 @@ from tests.support.commands import (
     headrace,
     kill_group,
     one_line,
+    read_until,
     rows,
     started,
     until,
@@ -25,7 +28,7 @@ from tests.support.commands import (
     write_lines,
 )
 from tests.support.endpoints import SimulatedEndpoint, simulated_endpoints
-from tests.support.servers import RealServer, redis_server
+from tests.support.servers import redis_server
 from workers.simulate.answers import answer_text
 
 pytestmark = pytest.mark.e2e
@@ -52,7 +55,7 @@ def answered_once(output: Path, count: int) -> None:
         assert row["response"]["body"]["choices"][0]["message"]["content"] == answer_text(question)
 
 
-def test_500_lines_over_3_endpoints(tmp_path: Path, redis_url: str, server: RealServer) -> None:
+def test_500_lines_over_3_endpoints(tmp_path: Path, redis_url: str) -> None:
     source, output = write_batch(tmp_path / "in.jsonl", 500), tmp_path / "out.jsonl"
     with simulated_endpoints(3, "--latency", "5ms", "--port", "0") as samples:
         done = headrace("run", source, "-o", output, *endpoints(samples), "--redis", redis_url, cwd=tmp_path)
@@ -65,9 +68,8 @@ def test_500_lines_over_3_endpoints(tmp_path: Path, redis_url: str, server: Real
     served = [int(line.split()[1]) for line in done.stdout.splitlines()[1:4]]
     assert sorted(served) == sorted(hits)
     assert not (tmp_path / "out.jsonl.resume").exists()
-    left = server.command("KEYS", "*")
-    assert isinstance(left, list)
-    assert [key for key in left if server.command("TTL", key.decode()) == -1] == []  # what has a TTL goes by itself
+    with closing(redis.Redis.from_url(redis_url)) as client:
+        assert [key for key in client.keys() if client.ttl(key) == -1] == []  # what has a TTL goes by itself
 
 
 def test_embedded_needs_nothing_and_leaves_one_folder(tmp_path: Path) -> None:
@@ -117,14 +119,17 @@ def test_real_questions(tmp_path: Path, redis_url: str) -> None:
     assert len(rows(output)) == len(asked)
 
 
-@pytest.mark.parametrize("redis", ["embedded", "own"])
-def test_resumes_after_kill_9_of_everything(tmp_path: Path, redis_url: str, redis: str) -> None:
+@pytest.mark.parametrize("kind", ["embedded", "own"])
+def test_resumes_after_kill_9_of_everything(tmp_path: Path, redis_url: str, kind: str) -> None:
     source, output = write_batch(tmp_path / "in.jsonl", 400), tmp_path / "out.jsonl"
     with simulated_endpoints(2, "--port", "0", "--latency", "30ms") as samples:
-        place = "embedded" if redis == "embedded" else redis_url
+        place = "embedded" if kind == "embedded" else redis_url
         config = config_file(tmp_path, place, samples, queue={"lease": "1s"})
         words = ("run", source, "-o", output, "-c", config)
-        hits = lambda: sum(sample.stats()["hits"] for sample in samples)  # noqa: E731
+
+        def hits() -> int:
+            return sum(sample.stats()["hits"] for sample in samples)
+
         with started(*words, cwd=tmp_path) as first:
             until(lambda: hits() >= 120, "a third is under way")
             kill_group(first)
@@ -288,8 +293,7 @@ def test_workers_elsewhere(tmp_path: Path, redis_url: str) -> None:
     with simulated_endpoints(2, "--port", "0") as samples:
         config = config_file(tmp_path, redis_url, samples)
         with started("worker", "-c", config, cwd=tmp_path) as serving:
-            assert serving.stdout is not None
-            until(lambda: "processes" in serving.stdout.readline(), "the plan is printed")
+            read_until(serving, "2 endpoints")
             done = headrace("run", source, "-o", output, "-c", config, "--no-workers", cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             answered_once(output, 50)

@@ -59,6 +59,17 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def read_until(process: subprocess.Popen[str], part: str) -> None:
+    """Reads its standard output up to the line with this part."""
+    assert process.stdout is not None
+    read = []
+    for line in process.stdout:
+        if part in line:
+            return
+        read.append(line)
+    raise AssertionError(f"it ended without {part!r}: {''.join(read)}")
+
+
 def until(happened: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
     """Looks until it is true, and returns it."""
     end = time.monotonic() + patience
