@@ -33,6 +33,7 @@ FULL_WAIT_S: Final = 0.25
 LINES_AT_ONCE: Final = 200
 READ_AT_ONCE: Final = 64
 FORGET_AT_ONCE: Final = 2000
+STANDING_AT_MOST: Final = 5000  # written, not yet dropped from Redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +329,7 @@ class BatchRun:
         async with self._writing:
             safe = await asyncio.to_thread(self._output.append, lines)
             self._standing += gone
+            sync = sync or len(self._standing) > STANDING_AT_MOST
             if sync and not safe:
                 await asyncio.to_thread(self._output.sync)
             if safe or sync:
