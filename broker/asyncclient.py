@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tenacity import AsyncRetrying
 
 from broker import core
-from broker.connection import LONG_PATIENCE, PATIENCE, Address, again
+from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
 from broker.core import Core
 from broker.errors import BrokerError, BrokerUnavailable, ResultTimeout, TaskFailed
 from broker.flows import Await, Flow, Pop, Pull, Sleep, Step, run_step_async
@@ -82,6 +82,7 @@ class _Link:
     def __init__(self, store: AsyncStore) -> None:
         self.store, self.core = store, Core(store.scripts)
         self.mailbox = AsyncMailbox(self._pop)
+        self.turns = asyncio.Semaphore(AT_ONCE)
 
     async def _pop(self, most: int, seconds: float) -> list[str]:
         found: list[str] = await run_step_async(self.store, Pop(self.mailbox_key, most, seconds))
@@ -288,7 +289,10 @@ async def _once(link: _Link, step: Step, ticket: AsyncTicket | None) -> Any:
     if isinstance(step, Await):
         assert ticket is not None
         return await link.mailbox.wait(ticket, step.seconds)
-    return await run_step_async(link.store, step)
+    if isinstance(step, Pop):
+        return await run_step_async(link.store, step)
+    async with link.turns:
+        return await run_step_async(link.store, step)
 
 
 async def _pull(source: Iterator[Item] | AsyncIterator[Item], step: Pull) -> tuple[list[Item], bool]:

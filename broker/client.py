@@ -13,7 +13,7 @@ from tenacity import Retrying
 
 from broker import core
 from broker.asyncclient import AsyncBroker, AsyncTask
-from broker.connection import LONG_PATIENCE, PATIENCE, Address, again
+from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
 from broker.core import Core
 from broker.errors import BrokerError, BrokerUnavailable, ResultTimeout, TaskFailed
 from broker.flows import Await, Flow, Pop, Pull, Sleep, Step, run_step
@@ -90,6 +90,7 @@ class _Link:
     def __init__(self, store: Store) -> None:
         self.store, self.core = store, Core(store.scripts)
         self.mailbox = Mailbox(self._pop)
+        self.turns = threading.Semaphore(AT_ONCE)
 
     def _pop(self, most: int, seconds: float) -> list[str]:
         found: list[str] = run_step(self.store, Pop(self.mailbox_key, most, seconds))
@@ -329,7 +330,10 @@ def _once(link: _Link, step: Step, ticket: Ticket | None) -> Any:
     if isinstance(step, Await):
         assert ticket is not None
         return link.mailbox.wait(ticket, step.seconds)
-    return run_step(link.store, step)
+    if isinstance(step, Pop):
+        return run_step(link.store, step)
+    with link.turns:
+        return run_step(link.store, step)
 
 
 def _pull(source: Iterator[Item], most: int) -> tuple[list[Item], bool]:

@@ -14,6 +14,7 @@ from broker.embedded import EmbeddedServer
 from broker.errors import BrokerUnavailable, BrokerUnsuitable, EmbeddedServerError
 
 PATIENCE: Final = 6.0  # seconds of trying again when Redis is away, for a call that does something
+AT_ONCE: Final = 32  # commands of one client at a time; the others wait here, not as connections at the server
 LONG_PATIENCE: Final = 120.0  # for a call that waits for results: a restart of Redis must not end a long run
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from broker import producer
@@ -135,7 +138,34 @@ def fetch(keys: Keys, task_id: str) -> Flow[Result | None]:
     (values,) = yield Plain([("HMGET", keys.job(task_id), *FIELDS)])
     if values[0] is None:
         raise unknown(task_id)
-    return read_result(task_id, values)
+    result = read_result(task_id, values)
+    if result is None or values[1] is not None:
+        return result
+    return (yield from stock_result(keys, result))
+
+
+def stock_result(keys: Keys, bare: Result) -> Flow[Result]:
+    """Completes the result of a task that a stock `rq worker` ran: its answer stands where RQ keeps answers."""
+    why, entries = yield Plain(
+        [("HGET", keys.job(bare.task_id), "exc_info"), ("XREVRANGE", keys.results(bare.task_id), "+", "-", "COUNT", 1)]
+    )
+    if not bare.ok:
+        lines = (why or b"").decode("utf-8", "replace").strip().splitlines()
+        return replace(bare, reason=lines[-1] if lines else "")
+    told: Any = None
+    with suppress(ValueError, KeyError, IndexError):
+        told = json.loads(b64decode(entries[0][1][b"return_value"]))
+    if not isinstance(told, dict):
+        return bare
+    body = json.dumps(told["json"]) if "json" in told else str(told.get("body", ""))
+    return replace(
+        bare,
+        status_code=told.get("status_code"),
+        headers=told.get("headers", {}),
+        body=body.encode(),
+        endpoint=str(told.get("endpoint", "")),
+        attempts=int(told.get("attempts", 1)),
+    )
 
 
 def cancel(scripts: Scripts, pool: str, ids: Sequence[str], result_ttl: float) -> Flow[list[bool]]:

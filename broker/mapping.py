@@ -14,7 +14,7 @@ from itertools import count, takewhile
 from typing import Any, Final
 
 from broker import producer
-from broker.core import SILENCE, failure, pool_limits
+from broker.core import SILENCE, failure, pool_limits, stock_result
 from broker.errors import InvalidTask, QueueFull, ResultTimeout, TaskError, UnknownTask, UsageError
 from broker.flows import Call, Flow, Plain, Pop, Pull, Sleep, Step, in_batches
 from broker.outcome import FIELDS, read_result
@@ -167,6 +167,8 @@ class MapCall:
         for task_id, values in zip(ids, rows, strict=True):
             result = read_result(task_id, values)
             if result is not None:
+                if values[1] is None:
+                    result = yield from stock_result(self._keys, result)
                 self._held.update(dict.fromkeys(self._open.pop(task_id).positions, result))
             elif values[0] is None:
                 self._send_again(task_id)

@@ -225,10 +225,11 @@ def test_cancel_over_pools(broker: Broker, store: Store) -> None:
 
 
 def kill(broker: Broker, store: Store, count: int, reason: str = "http_400: no such model") -> list[str]:
+    """In one call: all share a score."""
     tasks = broker.enqueue_many(POOL, [ask(n) for n in range(count)])
-    left = count
-    while left:
-        left -= serve(store, POOL, lambda claimed: refuse(claimed, reason))
+    claimed = claim(store, POOL, count)
+    assert len(claimed) == count
+    settle(store, POOL, [refuse(task, reason) for task in claimed])
     return [task.id for task in tasks]
 
 
@@ -246,7 +247,6 @@ def all_pages(store: Store, limit: int, match: admin.Filter = admin.Filter()) ->
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 1000])
 def test_every_dead_letter_stands_on_one_page_newest_first(broker: Broker, store: Store, limit: int) -> None:
-    """Whole batches die in one millisecond, so many share a score."""
     register(store, POOL, slots=500)
     older = kill(broker, store, 30)
     newer = kill(broker, store, 230)

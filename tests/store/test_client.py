@@ -9,7 +9,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ from broker import (
     TaskOptions,
     UnknownTask,
 )
+from broker.core import SILENCE
 from broker.errors import BrokerUnsuitable, UsageError
 from broker.producer import PoolFull
+from broker.rqjob import rq_success
 from broker.scripts import Claimed, load
 from broker.store import Store
 from tests.support.player import Settle, claim, echo, refuse, register, serve, serving, settle
@@ -212,6 +214,29 @@ def test_a_timeout_leaves_the_task_alone(broker: Broker, store: Store) -> None:
         task.result(timeout=-1)
 
 
+@pytest.mark.parametrize("answer", [{"json": {"n": 1}}, {"body": '{"n": 1}'}])
+def test_what_a_stock_rq_worker_answered_is_read(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store, answer: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.1)
+    told = {"status_code": 200, "headers": {"content-type": "application/json"}, "endpoint": "vm9", "attempts": 1}
+    entry = rq_success("json", {**told, **answer}, "stock")
+    good, bad = broker.enqueue_many(POOL, [ask(1), (ask(2), TaskOptions(id="bad"))])
+    store.pipelined(
+        [
+            ("XADD", store.keys.results(good.id), "*", *entry),
+            ("HSET", store.keys.job(good.id), "status", "finished"),
+            ("HSET", store.keys.job(bad.id), "status", "failed", "exc_info", "Traceback\nAttemptFailed: busy\n"),
+        ]
+    )
+    result = good.result(timeout=5)
+    assert (result.outcome, result.json(), result.status_code, result.endpoint) == ("ok", {"n": 1}, 200, "vm9")
+    with pytest.raises(DeadLettered, match="AttemptFailed: busy"):
+        bad.result(timeout=5)
+    (mapped,) = broker.map(POOL, [(ask(2), TaskOptions(id="bad"))], timeout=8)
+    assert mapped.reason == "AttemptFailed: busy"
+
+
 def test_waiting_threads_get_each_their_own_result_over_one_connection(
     redis_url: str, broker: Broker, store: Store
 ) -> None:
@@ -224,9 +249,11 @@ def test_waiting_threads_get_each_their_own_result_over_one_connection(
     threads = [threading.Thread(target=wait, args=(n,)) for n in range(80)]
     for thread in threads:
         thread.start()
+    started = time.monotonic()
     with serving(redis_url, POOL, most=3):
         for thread in threads:
             thread.join(20)
+    assert time.monotonic() - started < SILENCE, "a leader that left without a successor"
     assert results == {n: {"n": n % 40} for n in range(80)}
     blocked = [row for row in store.raw(lambda client: client.client_list()) if row["cmd"] == "blmpop"]
     assert blocked == []
@@ -391,8 +418,10 @@ def test_map_of_works_that_are_one_task_or_done_before(redis_url: str, broker: B
     broker.enqueue(POOL, ask(0), id="done")
     serve(store, POOL)
     works = [(ask(0), TaskOptions(id="done")), *[(ask(1), TaskOptions(idempotency_key="k")) for _ in range(3)]]
+    started = time.monotonic()
     with serving(redis_url, POOL):
         assert sorted(numbers(broker.map(POOL, works))) == [0, 1, 1, 1]
+        assert time.monotonic() - started < SILENCE, "nobody tells of what was done before: it must be asked for"
         assert sorted(numbers(broker.map(POOL, works, ordered=True))) == [0, 1, 1, 1]
 
 
@@ -450,13 +479,24 @@ def test_map_sends_again_what_redis_lost(monkeypatch: pytest.MonkeyPatch, broker
 
 
 def test_ending_a_map_early_drops_its_list_and_cancels_nothing(redis_url: str, broker: Broker, store: Store) -> None:
-    with serving(redis_url, POOL):
-        results = broker.map(POOL, (ask(n) for n in range(100)), window=10)
-        next(results)
-        assert isinstance(results, Generator)
-        results.close()
-        counts = store.pipelined([("HGET", store.keys.pool(POOL), "n_canceled")])
-    assert counts == [None]
+    register(store, POOL, slots=300)
+    results = broker.map(POOL, [ask(n) for n in range(300)], window=300)
+
+    def play() -> None:
+        claimed: list[Claimed] = []
+        while len(claimed) < 250:
+            claimed += claim(store, POOL, 250 - len(claimed))
+        settle(store, POOL, [echo(task) for task in claimed])  # more ids than one pop takes
+
+    player = threading.Thread(target=play)
+    player.start()
+    next(results)
+    player.join(10)
+    (length,) = store.pipelined([("LLEN", key) for key in store.pipelined([("KEYS", "*:reply:*")])[0]])
+    assert length == 150
+    assert isinstance(results, Generator)
+    results.close()
+    assert store.pipelined([("KEYS", "*:reply:*"), ("HGET", store.keys.pool(POOL), "n_canceled")]) == [[], None]
 
 
 def test_memory_stays_flat_over_a_long_map(redis_url: str, broker: Broker) -> None:
@@ -565,6 +605,9 @@ def test_a_closed_broker_says_so(redis_url: str) -> None:
 
 def _child(broker: Broker, task_id: str, pipe: Any) -> None:
     own = broker.enqueue(POOL, ask("child"))
+    with suppress(ResultTimeout):
+        broker.task(POOL, task_id).result(timeout=0)  # from here on it is watched
+    pipe.send("waiting")
     pipe.send((own.id, broker.task(POOL, task_id).result(timeout=10).json()))
     broker.close()
     pipe.close()
@@ -573,16 +616,24 @@ def _child(broker: Broker, task_id: str, pipe: Any) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking beside threads is the point
 def test_a_forked_child_uses_connections_of_its_own(redis_url: str, broker: Broker) -> None:
     task = broker.enqueue(POOL, ask("parent"))
+    never = broker.enqueue("other", ask())
+    waiter = threading.Thread(target=lambda: never.result(raise_on_failure=False))
+    waiter.start()  # a child with our mailbox would lose its messages to this one
     ours, theirs = multiprocessing.get_context("fork").Pipe()
     child = multiprocessing.get_context("fork").Process(target=_child, args=(broker, task.id, theirs))
     child.start()
+    assert ours.poll(10)
+    assert ours.recv() == "waiting"
     with serving(redis_url, POOL):
-        assert ours.poll(15), "the child gave no answer"
+        assert ours.poll(SILENCE - 0.5), "the child gave no answer, or only when it looked by itself"
         child_id, result = ours.recv()
         assert result == {"n": "parent"}
         assert broker.task(POOL, child_id).result(timeout=10).json() == {"n": "child"}
     child.join(10)
     assert child.exitcode == 0
+    assert never.cancel()
+    waiter.join(10)
+    assert not waiter.is_alive()
 
 
 def test_the_embedded_server_comes_and_goes_with_its_brokers(tmp_path: Path) -> None:
