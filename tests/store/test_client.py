@@ -1,16 +1,11 @@
-"""The Python door: enqueue, wait, map, cancel, discard; for threads and for asyncio, on a real server."""
+"""The Python door: enqueue, wait, cancel, discard; for threads and for asyncio, on a real server."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
-import multiprocessing
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +13,6 @@ import pytest
 from broker import (
     AsyncBroker,
     Broker,
-    BrokerError,
-    BrokerUnavailable,
     Canceled,
     DeadLettered,
     Expired,
@@ -36,14 +29,12 @@ from broker import (
     UnknownTask,
 )
 from broker.core import SILENCE
-from broker.errors import BrokerUnsuitable, UsageError
+from broker.errors import UsageError
 from broker.producer import PoolFull
 from broker.rqjob import rq_success
-from broker.scripts import Claimed, load
 from broker.store import Store
-from tests.support.player import Settle, claim, echo, refuse, register, serve, serving, settle
-from tests.support.proxy import reply_dropper
-from tests.support.servers import RealServer, redis_server
+from tests.support.player import claim, echo, refuse, register, serve, serving, settle
+from tests.support.servers import RealServer
 
 POOL = "llm"
 
@@ -346,311 +337,6 @@ def test_discard_leaves_no_trace_of_the_settled_and_does_not_touch_the_rest(brok
     assert broker.enqueue(POOL, ask(9), idempotency_key="k").id != done.id
 
 
-# map
-
-
-def numbers(results: Iterator[Result]) -> list[int]:
-    return [result.json()["n"] for result in results]
-
-
-def test_map_gives_a_result_for_every_work(redis_url: str, broker: Broker, store: Store) -> None:
-    with serving(redis_url, POOL):
-        assert sorted(numbers(broker.map(POOL, (ask(n) for n in range(3000)), window=200))) == list(range(3000))
-    assert store.pipelined([("KEYS", "*:reply:*")]) == [[]]
-
-
-def test_map_in_order(redis_url: str, broker: Broker) -> None:
-    works = [(ask(n), TaskOptions(priority="high" if n % 3 else "low")) for n in range(600)]
-    with serving(redis_url, POOL, most=7):
-        assert numbers(broker.map(POOL, works, window=100, ordered=True)) == list(range(600))
-
-
-def test_map_takes_no_more_than_its_window(redis_url: str, broker: Broker) -> None:
-    taken = 0
-    most = 0
-
-    def works() -> Iterator[Request]:
-        nonlocal taken
-        for n in range(500):
-            taken += 1
-            yield ask(n)
-
-    with serving(redis_url, POOL):
-        for got, _ in enumerate(broker.map(POOL, works(), window=30)):
-            most = max(most, taken - got)
-    assert taken == 500
-    assert 30 <= most <= 60, "what is in Redis, and what was fetched and is being handed on"
-
-
-def test_map_with_failures(redis_url: str, broker: Broker) -> None:
-    def act(claimed: Claimed) -> Settle:
-        settled = echo(claimed)
-        return settled if json.loads(settled.body)["n"] != 5 else refuse(claimed)
-
-    with serving(redis_url, POOL, act):
-        outcomes = [result.outcome for result in broker.map(POOL, [ask(n) for n in range(10)])]
-        assert (outcomes.count("ok"), outcomes.count("dead")) == (9, 1)
-        with pytest.raises(DeadLettered):
-            list(broker.map(POOL, [ask(n) for n in range(10)], raise_on_failure=True))
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_map_of_refused_works(redis_url: str, broker: Broker, ordered: bool) -> None:
-    broker.enqueue(POOL, ask("other"), id="taken")
-    works: list[Any] = [ask("x" * 300_000), ask(1), (ask(2), TaskOptions(id="taken")), "no work", ask(3), 17]
-    refused: list[str] = []
-    with serving(redis_url, POOL):
-        results = broker.map(
-            POOL, works, window=2, ordered=ordered, on_refused=lambda item, error: refused.append(type(error).__name__)
-        )
-        assert sorted(numbers(results)) == [1, 3]
-        assert sorted(refused) == ["IdempotencyConflict", "InvalidTask", "InvalidTask", "PayloadTooLarge"]
-        assert list(broker.map(POOL, works[:1], ordered=ordered, on_refused=lambda item, error: None)) == []
-        with pytest.raises(PayloadTooLarge):
-            list(broker.map(POOL, works, ordered=ordered))
-    assert list(broker.map(POOL, [])) == []
-    with pytest.raises(UsageError, match="window"):
-        broker.map(POOL, [], window=0)
-
-
-def test_map_of_works_that_are_one_task_or_done_before(redis_url: str, broker: Broker, store: Store) -> None:
-    register(store, POOL)
-    broker.enqueue(POOL, ask(0), id="done")
-    serve(store, POOL)
-    works = [(ask(0), TaskOptions(id="done")), *[(ask(1), TaskOptions(idempotency_key="k")) for _ in range(3)]]
-    started = time.monotonic()
-    with serving(redis_url, POOL):
-        assert sorted(numbers(broker.map(POOL, works))) == [0, 1, 1, 1]
-        assert time.monotonic() - started < SILENCE, "nobody tells of what was done before: it must be asked for"
-        assert sorted(numbers(broker.map(POOL, works, ordered=True))) == [0, 1, 1, 1]
-
-
-def test_map_waits_for_a_full_pool(redis_url: str, broker: Broker, store: Store) -> None:
-    with serving(redis_url, POOL, most=2):
-        register(store, POOL, max_depth=3)
-        assert sorted(numbers(broker.map(POOL, (ask(n) for n in range(40)), window=10))) == list(range(40))
-
-
-def test_map_times_out_without_a_result(broker: Broker) -> None:
-    with pytest.raises(ResultTimeout, match="2 tasks go on"):
-        list(broker.map(POOL, [ask(1), ask(2)], timeout=0.1))
-
-
-def test_map_notices_a_lost_message(monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store) -> None:
-    monkeypatch.setattr("broker.mapping.SILENCE", 0.2)
-    register(store, POOL)
-
-    def play() -> None:
-        claimed: list[Claimed] = []
-        while len(claimed) < 2:
-            claimed += claim(store, POOL, 2)
-        store.pipelined([("HDEL", store.keys.job(task.lease.id), "x_reply") for task in claimed])
-        settle(store, POOL, [echo(task) for task in claimed])
-
-    player = threading.Thread(target=play)
-    player.start()
-    assert sorted(numbers(broker.map(POOL, [ask(1), ask(2)], timeout=8))) == [1, 2]
-    player.join(10)
-
-
-def test_map_sends_again_what_redis_lost(monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store) -> None:
-    monkeypatch.setattr("broker.mapping.SILENCE", 0.1)
-    register(store, POOL)
-    results = broker.map(POOL, iter([ask(n) for n in range(20)]), timeout=8)
-    found: list[int] = []
-    lost = threading.Event()
-
-    def lose() -> None:
-        while not claim(store, POOL, 1):
-            pass
-        store.raw(lambda client: client.flushall())
-        lost.set()
-        register(store, POOL)
-        while len(found) < 20:
-            serve(store, POOL)
-
-    thread = threading.Thread(target=lose)
-    thread.start()
-    for result in results:
-        found.append(result.json()["n"])
-    thread.join(10)
-    assert lost.is_set()
-    assert sorted(found) == list(range(20))
-
-
-def test_ending_a_map_early_drops_its_list_and_cancels_nothing(redis_url: str, broker: Broker, store: Store) -> None:
-    register(store, POOL, slots=300)
-    results = broker.map(POOL, [ask(n) for n in range(300)], window=300)
-
-    def play() -> None:
-        claimed: list[Claimed] = []
-        while len(claimed) < 250:
-            claimed += claim(store, POOL, 250 - len(claimed))
-        settle(store, POOL, [echo(task) for task in claimed])  # more ids than one pop takes
-
-    player = threading.Thread(target=play)
-    player.start()
-    next(results)
-    player.join(10)
-    (length,) = store.pipelined([("LLEN", key) for key in store.pipelined([("KEYS", "*:reply:*")])[0]])
-    assert length == 150
-    assert isinstance(results, Generator)
-    results.close()
-    assert store.pipelined([("KEYS", "*:reply:*"), ("HGET", store.keys.pool(POOL), "n_canceled")]) == [[], None]
-
-
-def test_memory_stays_flat_over_a_long_map(redis_url: str, broker: Broker) -> None:
-    """S23 in small: the objects alive after 20,000 works are those after 2,000."""
-    counts = []
-    with serving(redis_url, POOL, most=100):
-        for got, _ in enumerate(broker.map(POOL, (ask(n) for n in range(20_000)), window=200)):
-            if got in (2_000, 19_000):
-                gc.collect()
-                counts.append(len(gc.get_objects()))
-    assert counts[1] < counts[0] * 1.05 + 1000
-
-
-# connections
-
-
-@contextmanager
-def through_proxy(server: RealServer) -> Iterator[Any]:
-    with reply_dropper(server.port) as proxy:
-        yield proxy
-
-
-@pytest.mark.parametrize("many", [1, 600])
-def test_an_enqueue_whose_reply_is_lost_is_queued_once(
-    server: RealServer, redis_url: str, store: Store, many: int
-) -> None:
-    """S24."""
-    with through_proxy(server) as proxy, Broker(proxy.url) as broker:
-        broker.enqueue("warm", ask())
-        proxy.drop(load("enqueue").sha.encode())
-        tasks = broker.enqueue_many(POOL, [ask(n) for n in range(many)])
-        assert proxy.dropped == 1
-        waiting = store.pipelined([("LRANGE", store.keys.queue(POOL), 0, -1)])[0]
-        assert [task_id.decode() for task_id in waiting] == [task.id for task in tasks]
-
-
-def test_an_async_enqueue_whose_reply_is_lost_is_queued_once(
-    server: RealServer, redis_url: str, store: Store
-) -> None:
-    async def use(broker: AsyncBroker) -> str:
-        await broker.enqueue("warm", ask())
-        proxy.drop(load("enqueue").sha.encode(), times=2)
-        return (await broker.enqueue(POOL, ask())).id
-
-    with through_proxy(server) as proxy:
-        task_id = run_async(proxy.url, use)
-        assert proxy.dropped == 2
-    assert store.pipelined([("LRANGE", store.keys.queue(POOL), 0, -1)]) == [[task_id.encode()]]
-
-
-def test_results_survive_lost_replies_of_pops(
-    monkeypatch: pytest.MonkeyPatch, server: RealServer, redis_url: str
-) -> None:
-    monkeypatch.setattr("broker.mapping.SILENCE", 0.2)
-    with through_proxy(server) as proxy, Broker(proxy.url) as broker, serving(redis_url, POOL, most=5):
-        proxy.drop(b"BLMPOP", times=3)
-        assert sorted(numbers(broker.map(POOL, (ask(n) for n in range(200)), window=20, timeout=8))) == list(range(200))
-        assert proxy.dropped == 3
-
-
-def test_waiting_outlives_a_restart_of_the_server() -> None:
-    with redis_server(config={"appendonly": "yes", "appendfsync": "always"}) as own, Broker(own.url) as broker:
-        store = Store(own.url)
-        task = broker.enqueue(POOL, ask())
-        results: list[Result] = []
-        waiter = threading.Thread(target=lambda: results.append(task.result(timeout=30)))
-        waiter.start()
-        own.restart()
-        register(store, POOL)
-        while not serve(store, POOL):
-            pass
-        waiter.join(20)
-        assert [result.json() for result in results] == [{"n": 1}]
-        store.close()
-
-
-def test_a_server_that_is_not_there_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.client.PATIENCE", 0.2)
-    monkeypatch.setattr("broker.asyncclient.PATIENCE", 0.2)
-    url = "redis://user:secret@127.0.0.1:1/0"
-    with Broker(url) as broker, pytest.raises(BrokerUnavailable, match="is it running") as missing:
-        broker.enqueue(POOL, ask())
-    assert "secret" not in str(missing.value)
-    assert "\n" not in str(missing.value)
-    assert "secret" not in repr(broker)
-    with pytest.raises(BrokerUnavailable, match="is it running"):
-        run_async(url, lambda broker: broker.enqueue(POOL, ask()))
-    with pytest.raises(BrokerUnsuitable, match="must be 'embedded' or start with"):
-        Broker("http://localhost")
-
-
-def test_a_server_that_evicts_is_refused(redis_url: str) -> None:
-    with redis_server(config={"maxmemory-policy": "allkeys-lru"}) as evicting:
-        with Broker(evicting.url) as broker, pytest.raises(BrokerUnsuitable, match="noeviction"):
-            broker.enqueue(POOL, ask())
-        with pytest.raises(BrokerUnsuitable, match="noeviction"):
-            run_async(evicting.url, lambda broker: broker.enqueue(POOL, ask()))
-
-
-def test_a_closed_broker_says_so(redis_url: str) -> None:
-    broker = Broker(redis_url)
-    broker.close()
-    with pytest.raises(BrokerError, match="closed"):
-        broker.enqueue(POOL, ask())
-
-
-def _child(broker: Broker, task_id: str, pipe: Any) -> None:
-    own = broker.enqueue(POOL, ask("child"))
-    with suppress(ResultTimeout):
-        broker.task(POOL, task_id).result(timeout=0)  # from here on it is watched
-    pipe.send("waiting")
-    pipe.send((own.id, broker.task(POOL, task_id).result(timeout=10).json()))
-    broker.close()
-    pipe.close()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking beside threads is the point
-def test_a_forked_child_uses_connections_of_its_own(redis_url: str, broker: Broker) -> None:
-    task = broker.enqueue(POOL, ask("parent"))
-    never = broker.enqueue("other", ask())
-    waiter = threading.Thread(target=lambda: never.result(raise_on_failure=False))
-    waiter.start()  # a child with our mailbox would lose its messages to this one
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(broker, task.id, theirs))
-    child.start()
-    assert ours.poll(10)
-    assert ours.recv() == "waiting"
-    with serving(redis_url, POOL):
-        assert ours.poll(SILENCE - 0.5), "the child gave no answer, or only when it looked by itself"
-        child_id, result = ours.recv()
-        assert result == {"n": "parent"}
-        assert broker.task(POOL, child_id).result(timeout=10).json() == {"n": "child"}
-    child.join(10)
-    assert child.exitcode == 0
-    assert never.cancel()
-    waiter.join(10)
-    assert not waiter.is_alive()
-
-
-def test_the_embedded_server_comes_and_goes_with_its_brokers(tmp_path: Path) -> None:
-    with Broker.embedded(tmp_path) as broker:
-        task = broker.enqueue(POOL, ask())
-        with Broker.embedded(tmp_path) as other:
-            assert other.task(POOL, task.id).status() == "queued"
-    with Broker.embedded(tmp_path) as broker:
-        assert broker.task(POOL, task.id).status() == "queued", "data stays"
-
-    async def look() -> str:
-        async with AsyncBroker.embedded(tmp_path) as again:
-            return await again.task(POOL, task.id).status()
-
-    assert asyncio.run(look()) == "queued"
-
-
 # asyncio
 
 
@@ -700,23 +386,5 @@ def test_a_canceled_wait_leaves_the_broker_usable(redis_url: str, store: Store) 
         assert await task.status() == "queued"
         await asyncio.to_thread(serve, store, POOL)
         assert (await task.result(timeout=5)).json() == {"n": 4}
-
-    run_async(redis_url, use)
-
-
-def test_async_map(redis_url: str) -> None:
-    async def works() -> AsyncIterator[Request]:
-        for n in range(500):
-            yield ask(n)
-
-    async def use(broker: AsyncBroker) -> None:
-        with serving(redis_url, POOL):
-            found = [result.json()["n"] async for result in broker.map(POOL, works(), window=50, ordered=True)]
-            assert found == list(range(500))
-            found = [result.json()["n"] async for result in broker.map(POOL, [ask(n) for n in range(70)], window=20)]
-            assert sorted(found) == list(range(70))
-            with pytest.raises(InvalidTask):
-                async for _ in broker.map(POOL, ["no work"]):  # type: ignore[list-item]
-                    pass
 
     run_async(redis_url, use)

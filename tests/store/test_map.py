@@ -1,0 +1,238 @@
+"""map(): any number of works in, results out, in flat memory; nothing hangs when a message is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from broker import (
+    AsyncBroker,
+    Broker,
+    DeadLettered,
+    InvalidTask,
+    PayloadTooLarge,
+    Request,
+    Result,
+    ResultTimeout,
+    TaskOptions,
+)
+from broker.core import SILENCE
+from broker.errors import UsageError
+from broker.scripts import Claimed
+from broker.store import Store
+from tests.support.player import Settle, claim, echo, refuse, register, serve, serving, settle
+
+POOL = "llm"
+
+
+def ask(n: object = 1) -> Request:
+    return Request("POST", "/v1/chat/completions", json={"n": n})
+
+
+@pytest.fixture
+def store(redis_url: str) -> Iterator[Store]:
+    store = Store(redis_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[Broker]:
+    with Broker(redis_url) as broker:
+        yield broker
+
+
+def run_async(url: str, use: Callable[[AsyncBroker], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        async with AsyncBroker(url) as broker:
+            return await use(broker)
+
+    return asyncio.run(main())
+
+
+def numbers(results: Iterator[Result]) -> list[int]:
+    return [result.json()["n"] for result in results]
+
+
+def test_map_gives_a_result_for_every_work(redis_url: str, broker: Broker, store: Store) -> None:
+    with serving(redis_url, POOL):
+        assert sorted(numbers(broker.map(POOL, (ask(n) for n in range(3000)), window=200))) == list(range(3000))
+    assert store.pipelined([("KEYS", "*:reply:*")]) == [[]]
+
+
+def test_map_in_order(redis_url: str, broker: Broker) -> None:
+    works = [(ask(n), TaskOptions(priority="high" if n % 3 else "low")) for n in range(600)]
+    with serving(redis_url, POOL, most=7):
+        assert numbers(broker.map(POOL, works, window=100, ordered=True)) == list(range(600))
+
+
+def test_map_takes_no_more_than_its_window(redis_url: str, broker: Broker) -> None:
+    taken = 0
+    most = 0
+
+    def works() -> Iterator[Request]:
+        nonlocal taken
+        for n in range(500):
+            taken += 1
+            yield ask(n)
+
+    with serving(redis_url, POOL):
+        for got, _ in enumerate(broker.map(POOL, works(), window=30)):
+            most = max(most, taken - got)
+    assert taken == 500
+    assert 30 <= most <= 60, "what is in Redis, and what was fetched and is being handed on"
+
+
+def test_map_with_failures(redis_url: str, broker: Broker) -> None:
+    def act(claimed: Claimed) -> Settle:
+        settled = echo(claimed)
+        return settled if json.loads(settled.body)["n"] != 5 else refuse(claimed)
+
+    with serving(redis_url, POOL, act):
+        outcomes = [result.outcome for result in broker.map(POOL, [ask(n) for n in range(10)])]
+        assert (outcomes.count("ok"), outcomes.count("dead")) == (9, 1)
+        with pytest.raises(DeadLettered):
+            list(broker.map(POOL, [ask(n) for n in range(10)], raise_on_failure=True))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_map_of_refused_works(redis_url: str, broker: Broker, ordered: bool) -> None:
+    broker.enqueue(POOL, ask("other"), id="taken")
+    works: list[Any] = [ask("x" * 300_000), ask(1), (ask(2), TaskOptions(id="taken")), "no work", ask(3), 17]
+    refused: list[str] = []
+    with serving(redis_url, POOL):
+        results = broker.map(
+            POOL, works, window=2, ordered=ordered, on_refused=lambda item, error: refused.append(type(error).__name__)
+        )
+        assert sorted(numbers(results)) == [1, 3]
+        assert sorted(refused) == ["IdempotencyConflict", "InvalidTask", "InvalidTask", "PayloadTooLarge"]
+        assert list(broker.map(POOL, works[:1], ordered=ordered, on_refused=lambda item, error: None)) == []
+        with pytest.raises(PayloadTooLarge):
+            list(broker.map(POOL, works, ordered=ordered))
+    assert list(broker.map(POOL, [])) == []
+    with pytest.raises(UsageError, match="window"):
+        broker.map(POOL, [], window=0)
+
+
+def test_map_of_works_that_are_one_task_or_done_before(redis_url: str, broker: Broker, store: Store) -> None:
+    register(store, POOL)
+    broker.enqueue(POOL, ask(0), id="done")
+    serve(store, POOL)
+    works = [(ask(0), TaskOptions(id="done")), *[(ask(1), TaskOptions(idempotency_key="k")) for _ in range(3)]]
+    started = time.monotonic()
+    with serving(redis_url, POOL):
+        assert sorted(numbers(broker.map(POOL, works))) == [0, 1, 1, 1]
+        assert time.monotonic() - started < SILENCE, "nobody tells of what was done before: it must be asked for"
+        assert sorted(numbers(broker.map(POOL, works, ordered=True))) == [0, 1, 1, 1]
+
+
+def test_map_waits_for_a_full_pool(redis_url: str, broker: Broker, store: Store) -> None:
+    with serving(redis_url, POOL, most=2):
+        register(store, POOL, max_depth=3)
+        assert sorted(numbers(broker.map(POOL, (ask(n) for n in range(40)), window=10))) == list(range(40))
+
+
+def test_map_times_out_without_a_result(broker: Broker) -> None:
+    with pytest.raises(ResultTimeout, match="2 tasks go on"):
+        list(broker.map(POOL, [ask(1), ask(2)], timeout=0.1))
+
+
+def test_map_notices_a_lost_message(monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.2)
+    register(store, POOL)
+
+    def play() -> None:
+        claimed: list[Claimed] = []
+        while len(claimed) < 2:
+            claimed += claim(store, POOL, 2)
+        store.pipelined([("HDEL", store.keys.job(task.lease.id), "x_reply") for task in claimed])
+        settle(store, POOL, [echo(task) for task in claimed])
+
+    player = threading.Thread(target=play)
+    player.start()
+    assert sorted(numbers(broker.map(POOL, [ask(1), ask(2)], timeout=8))) == [1, 2]
+    player.join(10)
+
+
+def test_map_sends_again_what_redis_lost(monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.1)
+    register(store, POOL)
+    results = broker.map(POOL, iter([ask(n) for n in range(20)]), timeout=8)
+    found: list[int] = []
+    lost = threading.Event()
+
+    def lose() -> None:
+        while not claim(store, POOL, 1):
+            pass
+        store.raw(lambda client: client.flushall())
+        lost.set()
+        register(store, POOL)
+        while len(found) < 20:
+            serve(store, POOL)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    for result in results:
+        found.append(result.json()["n"])
+    thread.join(10)
+    assert lost.is_set()
+    assert sorted(found) == list(range(20))
+
+
+def test_ending_a_map_early_drops_its_list_and_cancels_nothing(redis_url: str, broker: Broker, store: Store) -> None:
+    register(store, POOL, slots=300)
+    results = broker.map(POOL, [ask(n) for n in range(300)], window=300)
+
+    def play() -> None:
+        claimed: list[Claimed] = []
+        while len(claimed) < 250:
+            claimed += claim(store, POOL, 250 - len(claimed))
+        settle(store, POOL, [echo(task) for task in claimed])  # more ids than one pop takes
+
+    player = threading.Thread(target=play)
+    player.start()
+    next(results)
+    player.join(10)
+    (length,) = store.pipelined([("LLEN", key) for key in store.pipelined([("KEYS", "*:reply:*")])[0]])
+    assert length == 150
+    assert isinstance(results, Generator)
+    results.close()
+    assert store.pipelined([("KEYS", "*:reply:*"), ("HGET", store.keys.pool(POOL), "n_canceled")]) == [[], None]
+
+
+def test_memory_stays_flat_over_a_long_map(redis_url: str, broker: Broker) -> None:
+    """S23 in small: the objects alive after 20,000 works are those after 2,000."""
+    counts = []
+    with serving(redis_url, POOL, most=100):
+        for got, _ in enumerate(broker.map(POOL, (ask(n) for n in range(20_000)), window=200)):
+            if got in (2_000, 19_000):
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+    assert counts[1] < counts[0] * 1.05 + 1000
+
+
+
+
+def test_async_map(redis_url: str) -> None:
+    async def works() -> AsyncIterator[Request]:
+        for n in range(500):
+            yield ask(n)
+
+    async def use(broker: AsyncBroker) -> None:
+        with serving(redis_url, POOL):
+            found = [result.json()["n"] async for result in broker.map(POOL, works(), window=50, ordered=True)]
+            assert found == list(range(500))
+            found = [result.json()["n"] async for result in broker.map(POOL, [ask(n) for n in range(70)], window=20)]
+            assert sorted(found) == list(range(70))
+            with pytest.raises(InvalidTask):
+                async for _ in broker.map(POOL, ["no work"]):  # type: ignore[list-item]
+                    pass
+
+    run_async(redis_url, use)
