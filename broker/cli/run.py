@@ -153,6 +153,8 @@ def execute(job: Job) -> Report:
             with redis_of(job.config) as redis:
                 with closing(Store(redis.url)) as store:
                     store.check()
+                if redis.embedded and not job.quiet:
+                    say(f"queue: {redis.shown}")
                 return _resume(job, redis, output)
         except BrokerError:
             if fresh and not output.done and job.output.stat().st_size == 0:

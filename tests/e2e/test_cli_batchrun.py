@@ -143,7 +143,7 @@ def test_messages_that_nobody_heard_are_found(tmp_path: Path, redis_url: str) ->
         async with bench(redis_url, tmp_path / "out.jsonl") as made:
             first = made.run(lines(10))
             feeding = asyncio.create_task(first.run())
-            await when(lambda: first.pending == 10)
+            await when(lambda: made.tally.sent == 10)
             feeding.cancel()  # as if it had been killed
             await asyncio.gather(feeding, return_exceptions=True)
             assert await made.answer() == 10

@@ -49,7 +49,7 @@ def started(*words: object, cwd: Path, env: dict[str, str] | None = None) -> Ite
         yield process
     finally:
         kill_group(process)
-        process.communicate()
+        sys.stderr.write("".join(process.communicate()))  # pytest shows it when the test fails
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
