@@ -1,6 +1,6 @@
 """What operators do and see, over a Store. The command line, the management API and `Broker.store` users call this.
 
-Looking (`pools`, `status`, `task_show`, `dead_list`, `dead_show`) changes nothing in Redis.
+Looking (`pools`, `status`, `task_show`, `task_explain`, `dead_list`, `dead_show`) changes nothing in Redis.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from broker import core
 from broker.deadletters import DeadLetter, Filter, Page, Redriven, dead_count, dead_list, purge, redrive
+from broker.explain import Explanation, Reason, task_explain
 from broker.flows import drive
 from broker.inspect import EndpointStatus, Plainly, PoolStatus, pools, status
 from broker.task import check_task_id
@@ -27,6 +28,9 @@ __all__ = [
     "task_show",
     "TaskView",
     "Attempt",
+    "task_explain",
+    "Explanation",
+    "Reason",
     "cancel",
     "CancelCount",
     "dead_list",

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 LIVE_FOR: Final = 30.0  # seconds since an endpoint's workers last renewed, as in lua/select.lua
 
-State = str  # of an endpoint: ready, full, paused, open, probing, draining, disabled, removed, absent
+# Of an endpoint, most lasting first; see EndpointStatus.
+STATES: Final = ("removed", "disabled", "draining", "absent", "unhealthy", "open", "paused", "probing", "full", "ready")
+State = str
 
 
 class Plainly:
@@ -36,12 +38,16 @@ class Plainly:
 class EndpointStatus(Plainly):
     """One endpoint as all processes see it.
 
-    state     ready | full (every slot taken) | paused | open (breaker) | probing (half-open) | draining | disabled |
-              removed (leaving the configuration) | absent (no worker for 30 s)
+    state     ready | full (every slot taken) | probing (half-open) | paused | open (breaker) | unhealthy (by its last
+              check) | absent (no worker for 30 s) | draining | disabled | removed (leaving the configuration)
     breaker   closed, open or half_open; `reason` and `open_until` while it is not closed (open past `open_until`: the
               next task is the probe); `fails` in a row, `opened` times in all
     served, failed   attempts that ended well, or not
     age       seconds since one of its workers renewed its leases; None: never
+    healthy   by its last check, at `checked_at`, which said `health_detail`; None: never checked
+    slots     how many requests it may have in flight now: `max_concurrent`, fewer while it recovers
+    adapts    whether `max_concurrent` is found out (`auto`) rather than given
+    run_time  seconds that the attempts in `served` ran, all together
     """
 
     id: str
@@ -60,6 +66,12 @@ class EndpointStatus(Plainly):
     open_until: float | None
     paused_until: float | None
     age: float | None
+    healthy: bool | None = None
+    checked_at: float | None = None
+    health_detail: str = ""
+    slots: int = 1
+    adapts: bool = False
+    run_time: float = 0.0
 
     @property
     def up(self) -> bool:
@@ -210,7 +222,18 @@ def _endpoint(endpoint: str, row: Mapping[str, str], in_flight: int, now: float)
         open_until=until if breaker == "open" else None,
         paused_until=pause if pause and pause > now else None,
         age=round(max(0.0, now - seen), 3) if seen else None,
+        healthy={"1": True, "0": False}.get(row.get("healthy", "")),
+        checked_at=as_seconds(row.get("checked")),
+        health_detail=row.get("health_detail", ""),
+        slots=_slots(row),
+        adapts=row.get("auto") == "1",
+        run_time=int(row.get("run_ms") or 0) / 1000,
     )
+
+
+def _slots(row: Mapping[str, str]) -> int:
+    cap = int(row.get("cap") or 1)
+    return min(cap, int(row.get("ramp") or cap))
 
 
 def _state(row: Mapping[str, str], in_flight: int, now: float) -> State:
@@ -221,10 +244,11 @@ def _state(row: Mapping[str, str], in_flight: int, now: float) -> State:
         ("disabled", row.get("on") != "1"),
         ("draining", row.get("drain") == "1"),
         ("absent", seen is None or now - seen > LIVE_FOR),
+        ("unhealthy", row.get("healthy") == "0"),
         ("open", breaker == "open" and (as_seconds(row.get("until")) or 0.0) > now),
         ("paused", (as_seconds(row.get("pause")) or 0.0) > now),
         ("probing", breaker != "closed"),
-        ("full", in_flight >= int(row.get("cap") or 1)),
+        ("full", in_flight >= _slots(row)),
     )
     return next((state for state, holds in table if holds), "ready")
 

@@ -96,14 +96,14 @@ def _where(keys: Keys, task_id: str, row: Mapping[str, str], ttl: int) -> Flow[s
         return f"runs on {row.get('x_ep') or 'a stock RQ worker'}"
     if status != "queued":
         return status
-    variant = _variant(row)
+    variant = variant_of(row)
     name = keys.queue(pool, variant)
     place, length = yield Plain([("LPOS", name, task_id, "MAXLEN", MOST_LISTED), ("LLEN", name)])
     label = variant or "normal"
     return f"waits in list {label!r}, {f'place {place + 1}' if place is not None else 'far back'} of {length}"
 
 
-def _variant(row: Mapping[str, str]) -> str:
+def variant_of(row: Mapping[str, str]) -> str:
     """The list of a waiting task, as lua/common.lua names it."""
     priority, requires, excluded = row.get("x_pri") or "normal", row.get("x_req", ""), row.get("x_excl", "")
     if not requires and not excluded:
