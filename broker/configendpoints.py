@@ -10,7 +10,7 @@ from broker.errors import InvalidTask
 from broker.task import FORBIDDEN_HEADERS, check_headers, check_names
 
 ENDPOINT = (
-    "id", "url", "priority", "max_concurrent", "capabilities", "labels", "enabled",
+    "id", "url", "priority", "max_concurrent", "auto_min", "auto_max", "capabilities", "labels", "enabled",
     "api_key", "api_key_file", "hmac_secret", "hmac_secret_file", "headers",
 )  # fmt: skip
 MAX_SLOTS = 65_535
@@ -70,6 +70,10 @@ class EndpointReader:
 def _endpoint(section: Section) -> Endpoint:
     headers = read_headers(section, credentials=True)
     api_key = section.secret("api_key")
+    least = section.whole("auto_min", _DEFAULT.auto_min, 1, MAX_SLOTS)
+    most = section.whole("auto_max", max(_DEFAULT.auto_max, least), 1, MAX_SLOTS)
+    if most < least:
+        section.problem("auto_max", f"is less than auto_min ({least})")
     if api_key is not None and "authorization" in headers:
         section.problem("headers", "Authorization is given although api_key is; keep one")
     return Endpoint(
@@ -77,6 +81,8 @@ def _endpoint(section: Section) -> Endpoint:
         url=_address(section),
         priority=section.whole("priority", _DEFAULT.priority, 1, 10, also=" (10 is preferred)"),
         max_concurrent=section.whole_or_auto("max_concurrent", _DEFAULT.max_concurrent, MAX_SLOTS),
+        auto_min=least,
+        auto_max=most,
         capabilities=section.names("capabilities"),
         labels=_labels(section),
         enabled=section.flag("enabled", True),

@@ -21,7 +21,8 @@ DATA_FOLDER = ".headrace"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server. `url` has no trailing slash; `priority` 1-10, 10 is preferred; `max_concurrent` is its slots in all.
+    """One server. `url` has no trailing slash; `priority` 1-10, 10 is preferred; `max_concurrent` is its slots in all;
+    with "auto" they are found out, from `auto_min` to `auto_max`.
 
     `headers` go out with every request (lower-case names; they may carry credentials, so they are never shown).
     """
@@ -36,6 +37,8 @@ class Endpoint:
     api_key: Secret | None = None
     hmac_secret: Secret | None = None
     headers: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    auto_min: int = 1
+    auto_max: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,20 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Opens after `failures` in a row, for `cooldown` seconds, doubling to `cooldown_max`."""
+    """Opens after `failures` in a row, for `cooldown` seconds, doubling to `cooldown_max`.
+
+    It opens too when `failure_percent` of at least `minimum_volume` attempts failed within one to two `rate_window`
+    seconds (0 percent: never). With `slow_start` a recovered endpoint is given 1, 2, 4 ... slots.
+    """
 
     failures: int = 5
     cooldown: float = 60.0
     cooldown_max: float = 600.0
     half_open_successes: int = 1
+    failure_percent: int = 50
+    minimum_volume: int = 20
+    rate_window: float = 30.0
+    slow_start: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,10 @@ BACKOFF = ("initial", "max")
 TIMEOUT = ("connect", "first_byte", "idle", "attempt")
 HEALTH = ("enabled", "path", "interval", "timeout", "probe")
 PROBE = ("method", "path", "json", "body", "headers", "timeout")
-BREAKER = ("failures", "cooldown", "cooldown_max", "half_open_successes")
+BREAKER = (
+    "failures", "failure_percent", "minimum_volume", "rate_window", "cooldown", "cooldown_max", "half_open_successes",
+    "slow_start",
+)  # fmt: skip
 QUEUE = (
     "max_depth", "result_ttl", "dead_letter_ttl", "payload_limit", "result_limit", "spill_after", "lease",
     "max_deliveries",
@@ -224,6 +227,10 @@ def _breaker(section: Section) -> Breaker:
         cooldown=cooldown,
         cooldown_max=longest,
         half_open_successes=section.whole("half_open_successes", default.half_open_successes, 1, 100),
+        failure_percent=section.whole("failure_percent", default.failure_percent, 0, 100),
+        minimum_volume=section.whole("minimum_volume", default.minimum_volume, 1, 1_000_000),
+        rate_window=section.seconds("rate_window", default.rate_window, 1, 86_400),
+        slow_start=section.flag("slow_start", default.slow_start),
     )
 
 

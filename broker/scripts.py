@@ -23,7 +23,7 @@ Verdict = Literal["good", "count", "open", "ignore"]
 
 VERBS = (
     "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
-    "redrive", "watch", "leave", "register",
+    "redrive", "watch", "leave", "register", "health", "drain", "reset",
 )  # fmt: skip
 
 BATCH = 100  # most tasks in one call of a verb that settles
@@ -83,6 +83,21 @@ def _words(reply: Any) -> list[Any]:
     return [_text(word) for word in reply]
 
 
+class Words(list[Any]):
+    """A word a task, and `events`: what became of breakers, "opened <endpoint> <cooldown ms>" or "closed <endpoint>"."""
+
+    events: tuple[str, ...] = ()
+
+
+def _settled(count: int) -> Callable[[Any], Words]:
+    def parse(reply: Any) -> Words:
+        words = Words(_words(reply[:count]))
+        words.events = tuple(_words(reply[count:]))
+        return words
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
     """What enqueue needs to know. Seconds; 0 means none. `data` is the encoded work (see `rqjob`)."""
@@ -100,6 +115,12 @@ class NewTask:
     reply: str = ""
     idempotency_key: str = ""
     timeout: int = 360
+
+
+# (id, priority, slots, enabled, capabilities), or with (floor, ceiling) behind it for slots that adapt between the two.
+EndpointRow = (
+    tuple[str, int, int, bool, tuple[str, ...]] | tuple[str, int, int, bool, tuple[str, ...], int, int]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +170,13 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """`wake`: claim again within so many seconds even if no doorbell rings (None: no need); `left`: still waiting."""
+    """`wake`: claim again within so many seconds even if no doorbell rings (None: no need); `left`: still waiting;
+    `stale`: endpoints to check before they are given anything."""
 
     wake: float | None
     left: int
     tasks: list[Claimed]
+    stale: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +238,8 @@ def _claimed(row: list[Any]) -> Claimed:
 
 
 def _claims(reply: Any) -> Claims:
-    wake, left, rows = reply
-    return Claims(None if wake < 0 else wake / 1000, int(left), [_claimed(row) for row in rows])
+    wake, left, rows, stale = reply
+    return Claims(None if wake < 0 else wake / 1000, int(left), [_claimed(row) for row in rows], tuple(_words(stale)))
 
 
 class Scripts:
@@ -268,7 +291,7 @@ class Scripts:
         args: list[str | bytes | int] = [_ms(result_ttl), ended_at, len(items)]
         for item in items:
             args += (item.lease.id, item.lease.token, item.lease.endpoint, item.answer, item.body, item.return_value)
-        return self._command("finish", pool, args, _words)
+        return self._command("finish", pool, args, _settled(len(items)))
 
     def retry(self, pool: str, items: Sequence[Retry]) -> Command[list[Settled]]:
         args: list[str | bytes | int] = [len(items)]
@@ -277,7 +300,7 @@ class Scripts:
                 item.lease.id, item.lease.token, item.lease.endpoint, _ms(item.delay), item.verdict, item.reason,
                 item.history, int(item.exclude), _ms(item.pause),
             )  # fmt: skip
-        return self._command("retry", pool, args, _words)
+        return self._command("retry", pool, args, _settled(len(items)))
 
     def release(self, pool: str, items: Sequence[Release]) -> Command[list[Settled]]:
         args: list[str | bytes | int] = [len(items)]
@@ -294,7 +317,7 @@ class Scripts:
                 item.lease.id, item.lease.token, item.lease.endpoint, item.verdict, item.reason, item.answer, item.body,
                 item.history, item.exc_string,
             )  # fmt: skip
-        return self._command("dead_letter", pool, args, _words)
+        return self._command("dead_letter", pool, args, _settled(len(items)))
 
     def promote(self, pool: str) -> Command[int]:
         return self._command("promote", pool, [], int)
@@ -321,13 +344,27 @@ class Scripts:
         return self._command("leave", pool, [process], int)
 
     def register(
-        self, pool: str, policies: dict[str, int], endpoints: Sequence[tuple[str, int, int, bool, tuple[str, ...]]]
+        self, pool: str, policies: dict[str, int], endpoints: Sequence[EndpointRow]
     ) -> Command[list[str]]:
-        """endpoints: (id, priority, max_concurrent, enabled, capabilities). Returns ids gone from the configuration."""
+        """Returns ids gone from the configuration."""
         args: list[str | bytes | int] = [len(policies)]
         for name, value in policies.items():
             args += (name, value)
         args.append(len(endpoints))
-        for endpoint, priority, slots, enabled, capabilities in endpoints:
-            args += (endpoint, priority, slots, int(enabled), ",".join(capabilities))
+        for row in endpoints:
+            endpoint, priority, slots, enabled, capabilities, *span = row
+            floor, ceiling = span or (0, 0)
+            args += (endpoint, priority, slots, int(enabled), ",".join(capabilities), floor, ceiling)
         return self._command("register", pool, args, _words)
+
+    def health(self, pool: str, endpoint: str, ok: bool, detail: str) -> Command[str]:
+        """A check's result: "recovered", "failed" (just now), "down" (at its first check), "same" or "unknown"."""
+        return self._command("health", pool, [endpoint, int(ok), detail], _text)
+
+    def drain(self, pool: str, endpoint: str, on: bool) -> Command[str]:
+        """ "done" or "unknown"."""
+        return self._command("drain", pool, [endpoint, int(on)], _text)
+
+    def reset(self, pool: str, endpoint: str) -> Command[str]:
+        """Closes the breaker by hand: "done" or "unknown"."""
+        return self._command("reset", pool, [endpoint], _text)

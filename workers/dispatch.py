@@ -18,7 +18,7 @@ from broker.errors import BrokerError, BrokerUnavailable
 from broker.rqjob import utc
 from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
 from broker.store import AsyncStore
-from workers.plan import AUTO_SLOTS
+from workers.policies import most_slots
 from workers.retry import GUARD_INITIAL_S, redis_guard
 from workers.worker import Settlement, Worker
 
@@ -71,6 +71,7 @@ class Dispatcher:
         self._most = most
         self._burst = burst
         self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
+        self.on_stale: Callable[[Sequence[str]], object] = lambda endpoints: None  # check these, tasks wait for them
         self._outbox: list[Settlement] = []
         self._wake = asyncio.Event()
         self._claiming = True
@@ -136,6 +137,7 @@ class Dispatcher:
                 self._outbox += batch
             else:
                 self._settled(reply, batch)
+                _tell(getattr(reply, "events", ()))
         if isinstance(replies[-1], BrokerError):
             await asyncio.sleep(self._rng.uniform(GUARD_INITIAL_S, 10 * GUARD_INITIAL_S))
         return replies
@@ -184,7 +186,7 @@ class Dispatcher:
         if free <= 0:
             return []
         return [
-            Offer(endpoint, min(free, max(0, _slots(worker) - self.held[endpoint])), self.held[endpoint])
+            Offer(endpoint, min(free, max(0, most_slots(worker.endpoint) - self.held[endpoint])), self.held[endpoint])
             for endpoint, worker in self.workers.items()
         ]
 
@@ -196,6 +198,8 @@ class Dispatcher:
 
     def _start(self, claims: Claims) -> float | None:
         self.left = claims.left
+        if claims.stale:
+            self.on_stale(claims.stale)
         now = time.monotonic()
         for claimed in claims.tasks:
             worker = self.workers[claimed.lease.endpoint]
@@ -238,6 +242,11 @@ class Dispatcher:
         log.log(logging.WARNING if attempt == 1 else logging.DEBUG, "%s; trying again in %.1f s", error, seconds)
 
 
-def _slots(worker: Worker) -> int:
-    slots = worker.endpoint.max_concurrent
-    return AUTO_SLOTS if slots == "auto" else slots
+def _tell(events: Sequence[str]) -> None:
+    """What became of breakers, for the log."""
+    for event in events:
+        what, endpoint, *rest = event.split(" ")
+        if what == "opened":
+            log.error("endpoint %s: breaker opened for %.0f s", endpoint, int(rest[0]) / 1000)
+        else:
+            log.info("endpoint %s: breaker closed", endpoint)

@@ -26,13 +26,15 @@ from broker.scripts import Lease
 from broker.store import AsyncStore, Store
 from workers.dispatch import Dispatcher
 from workers.doorbell import Ear, answer_doorbell
+from workers.health import Checker
 from workers.housekeeper import Housekeeper
-from workers.plan import AUTO_SLOTS
+from workers.policies import endpoint_rows, most_slots, policies
 from workers.transport import make_transport
 from workers.worker import Worker
 
 MOST_IN_FLIGHT: Final = 2000  # attempts in one process
 SETTLE_AT_EXIT_S: Final = 5.0
+FIRST_CHECKS_S: Final = 2.0
 
 log = logging.getLogger("headrace.process")
 
@@ -105,12 +107,16 @@ class Process:
             await asyncio.to_thread(self._register, own)
             self.dispatchers = self._make_dispatchers(store, workers)
             housekeeper = Housekeeper(own, self.name, self.dispatchers, self._lost(asyncio.get_running_loop()))
+            checkers = [Checker(store, self.name, dispatcher) for dispatcher in self.dispatchers]
+            await self._check_first(checkers)
             await asyncio.to_thread(housekeeper.start)
             self._on_ready()
             try:
-                await self._serve(store)
+                await self._serve(store, checkers)
             finally:
                 await asyncio.to_thread(housekeeper.stop)
+                for checker in checkers:
+                    await checker.aclose()
         finally:
             for worker in workers:
                 await worker.transport.aclose()
@@ -127,9 +133,9 @@ class Process:
         found = []
         for pool in self.spec.pools:
             for endpoint in self._endpoints(pool):
-                slots = AUTO_SLOTS if endpoint.max_concurrent == "auto" else endpoint.max_concurrent
+                connection = pool.connection
                 transport = make_transport(
-                    pool.connection.transport, slots=slots, idle_discard=pool.connection.idle_discard
+                    connection.transport, slots=most_slots(endpoint), idle_discard=connection.idle_discard
                 )
                 found.append(Worker(endpoint, pool, transport))
         return found
@@ -166,12 +172,13 @@ class Process:
 
     # Serving and ending
 
-    async def _serve(self, store: AsyncStore) -> None:
+    async def _serve(self, store: AsyncStore, checkers: Sequence[Checker]) -> None:
         background = [asyncio.create_task(answer_doorbell(store, self.name, self._wake_all, self._canceled))]
         for dispatcher in self.dispatchers:
             ear = Ear(store, dispatcher.pool.name, self.name, dispatcher.wake)
             dispatcher.on_idle = ear.queue_is_empty
             background.append(asyncio.create_task(ear.listen()))
+        background += [asyncio.create_task(checker.run()) for checker in checkers]
         loops = [asyncio.create_task(dispatcher.run()) for dispatcher in self.dispatchers]
         stopping = asyncio.create_task(self._stopping.wait())
         ended = asyncio.gather(*loops)  # all of a burst, or the first that failed
@@ -182,6 +189,12 @@ class Process:
         await asyncio.gather(*background, stopping, return_exceptions=True)
         if not ended.cancelled() and (error := ended.exception()):
             raise error
+
+    async def _check_first(self, checkers: Sequence[Checker]) -> None:
+        """An endpoint that is down at the start must not be found out by tasks; one that hangs must not hold us up."""
+        looks = [asyncio.create_task(checker.look()) for checker in checkers]
+        if looks:
+            await asyncio.wait(looks, timeout=FIRST_CHECKS_S)
 
     async def _drain(self, store: AsyncStore, loops: Sequence[asyncio.Task[None]]) -> None:
         for dispatcher in self.dispatchers:
@@ -210,37 +223,6 @@ async def _within(seconds: float, work: Awaitable[Any]) -> None:
         await asyncio.wait_for(work, seconds)
     except TimeoutError:
         log.debug("gave up after %.0f s", seconds)
-
-
-def policies(pool: Pool) -> dict[str, int]:
-    """What the scripts and producers need to know of a pool's policies; durations in ms."""
-    queue, breaker = pool.queue, pool.breaker
-    return {
-        "max_depth": queue.max_depth,
-        "payload_limit": queue.payload_limit,
-        "spill_after": round(queue.spill_after * 1000),
-        "result_ttl": round(queue.result_ttl * 1000),
-        "dead_letter_ttl": round(queue.dead_letter_ttl * 1000),
-        "max_attempts": pool.retry.max_attempts,
-        "failures": breaker.failures,
-        "cooldown": round(breaker.cooldown * 1000),
-        "cooldown_max": round(breaker.cooldown_max * 1000),
-        "half_open_successes": breaker.half_open_successes,
-    }
-
-
-def endpoint_rows(pool: Pool) -> list[tuple[str, int, int, bool, tuple[str, ...]]]:
-    """The pool's endpoints as the register script takes them."""
-    return [
-        (
-            endpoint.id,
-            endpoint.priority,
-            AUTO_SLOTS if endpoint.max_concurrent == "auto" else endpoint.max_concurrent,
-            endpoint.enabled,
-            endpoint.capabilities,
-        )
-        for endpoint in pool.endpoints
-    ]
 
 
 # Entry points

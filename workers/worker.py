@@ -117,7 +117,7 @@ class Worker:
             return self._give_up(claimed, failure, decision.reason, now)
         level = logging.INFO if attempt == 1 else logging.DEBUG
         log.log(level, "task %s: attempt %d on %s: %s", claimed.lease.id, attempt, self.endpoint.id, failure)
-        history = self._history(claimed, failure, now)
+        history = self._history(claimed, failure, now, round(decision.delay_s, 3))
         return Retry(claimed.lease, decision.delay_s, failure.rule.breaker, str(failure), history, pause=decision.pause_s)
 
     def _give_up(self, claimed: Claimed, failure: AttemptFailed, reason: str, now: float) -> DeadLetter:
@@ -132,8 +132,8 @@ class Worker:
             rq_exc_string(reason) if claimed.plain else "",
         )
 
-    def _history(self, claimed: Claimed, failure: AttemptFailed, now: float) -> str:
-        """One line of JSON: what became of this attempt. Times in Unix seconds."""
+    def _history(self, claimed: Claimed, failure: AttemptFailed, now: float, retry_in: float | None = None) -> str:
+        """One line of JSON: what became of this attempt. Times in Unix seconds; `retry_in` seconds, None for never."""
         return json.dumps(
             {
                 "attempt": claimed.attempts + 1,
@@ -143,6 +143,7 @@ class Worker:
                 "error": failure.detail,
                 "started": round(claimed.claimed_at, 3),
                 "ended": round(now, 3),
+                "retry_in": retry_in,
             },
             separators=(",", ":"),
         )

@@ -1,11 +1,15 @@
 -- The breaker of an endpoint, for the verbs that end an attempt.
--- closed -> open (failures in a row, or at once) -> half_open (one probe) -> closed, or open for twice as long.
+-- closed -> open (failures in a row, a high failure rate, or at once) -> half_open (one probe) -> closed, or open for
+-- twice as long. Closed again it is given slots slowly: 1, 2, 4 ...
 -- Each change of state starts a new epoch; a lease carries the epoch it was given in, so that what was sent before
 -- the change neither extends nor closes the new state.
 
+local events = {} -- what people are told: "opened <endpoint> <cooldown ms>", "closed <endpoint>"
+
 local function epoch_of(lease) return tonumber(string.match(lease, '^%d+%.(%d+)%.')) or -1 end
 
-local function open_breaker(key, policy, now, again, reason)
+local function open_breaker(endpoint, policy, now, again, reason)
+  local key = endpoint_key(endpoint)
   local cooldown = tonumber(policy[2] or '') or 60000
   if again then
     local last = tonumber(call('HGET', key, 'cooldown') or '') or cooldown
@@ -13,39 +17,95 @@ local function open_breaker(key, policy, now, again, reason)
   end
   call('HSET', key, 'state', 'open', 'until', int(now + cooldown), 'cooldown', int(cooldown), 'reason', reason,
     'opened_at', int(now), 'good', 0)
+  call('HDEL', key, 'rate_at', 'rate_n', 'rate_f', 'ramp', 'ramp_ok')
   call('HINCRBY', key, 'epoch', 1)
   call('HINCRBY', key, 'opened', 1)
+  events[#events + 1] = 'opened ' .. endpoint .. ' ' .. int(cooldown)
 end
 
--- verdict: 'good', 'count' (the endpoint's fault), 'open' (at once: our key is wrong), 'ignore'.
-local function breaker_result(endpoint, lease, verdict, now, reason)
+local function close_breaker(endpoint)
+  local key = endpoint_key(endpoint)
+  call('HSET', key, 'state', 'closed', 'fails', 0, 'good', 0, 'until', 0, 'reason', '')
+  if slow_start() then call('HSET', key, 'ramp', 1, 'ramp_ok', 0) end
+  call('HDEL', key, 'cooldown', 'probe')
+  call('HINCRBY', key, 'epoch', 1)
+  events[#events + 1] = 'closed ' .. endpoint
+end
+
+-- Attempts and failures of the last one to two windows. Returns both, this batch included.
+local function count_rate(key, now, window, attempts, failures)
+  local at = math.floor(now / window)
+  local record = call('HMGET', key, 'rate_at', 'rate_n', 'rate_f')
+  local last = tonumber(record[1] or '') or -1
+  local old_n, old_f = 0, 0
+  if last == at then
+    local before, this = string.match(record[2] or '', '^(%d+) (%d+)$')
+    local before_f, this_f = string.match(record[3] or '', '^(%d+) (%d+)$')
+    old_n, old_f = tonumber(before) or 0, tonumber(before_f) or 0
+    attempts, failures = attempts + (tonumber(this) or 0), failures + (tonumber(this_f) or 0)
+  elseif last == at - 1 then
+    old_n = tonumber(string.match(record[2] or '', ' (%d+)$')) or 0
+    old_f = tonumber(string.match(record[3] or '', ' (%d+)$')) or 0
+  end
+  call('HSET', key, 'rate_at', int(at), 'rate_n', int(old_n) .. ' ' .. int(attempts), 'rate_f',
+    int(old_f) .. ' ' .. int(failures))
+  return old_n + attempts, old_f + failures
+end
+
+-- After a recovery an endpoint gets one slot, then twice as many each time as many attempts as that have succeeded.
+local function ramp_up(key, cap, ramp, ramp_ok, count)
+  ramp_ok = ramp_ok + count
+  while ramp_ok >= ramp and ramp < cap do
+    ramp_ok = ramp_ok - ramp
+    ramp = ramp * 2
+  end
+  if ramp >= cap then call('HDEL', key, 'ramp', 'ramp_ok')
+  else call('HSET', key, 'ramp', int(ramp), 'ramp_ok', int(ramp_ok)) end
+end
+
+local function good_results(endpoint, now, count)
+  local key = endpoint_key(endpoint)
+  local record = call('HMGET', key, 'state', 'fails', 'good', 'ramp', 'ramp_ok', 'cap')
+  if record[1] == 'half_open' then
+    local wanted = tonumber(call('HGET', K_POOL, 'half_open_successes') or '') or 1
+    local good = (tonumber(record[3] or '') or 0) + count
+    if good >= wanted then close_breaker(endpoint) else call('HSET', key, 'good', int(good)) end
+    return
+  end
+  if record[2] and record[2] ~= '0' then call('HSET', key, 'fails', 0) end
+  if record[4] then
+    ramp_up(key, tonumber(record[6] or '') or 1, tonumber(record[4]), tonumber(record[5] or '') or 0, count)
+  end
+  local window = tonumber(call('HGET', K_POOL, 'rate_window') or '') or 0
+  if window > 0 then count_rate(key, now, window, count, 0) end
+end
+
+-- verdict: 'good' (count of them), 'count' (the endpoint's fault), 'open' (at once: our key is wrong), 'ignore'.
+local function breaker_result(endpoint, lease, verdict, now, reason, count)
   if verdict == 'ignore' then return end
   local key = endpoint_key(endpoint)
-  local record = call('HMGET', key, 'state', 'epoch', 'fails', 'good')
+  local record = call('HMGET', key, 'state', 'epoch')
   local state = record[1] or 'closed'
   if state == 'open' or epoch_of(lease) ~= (tonumber(record[2] or '') or 0) then return end
   if verdict == 'good' then
-    if state == 'half_open' then
-      local wanted = tonumber(call('HGET', K_POOL, 'half_open_successes') or '') or 1
-      local good = (tonumber(record[4] or '') or 0) + 1
-      if good >= wanted then
-        call('HSET', key, 'state', 'closed', 'fails', 0, 'good', 0, 'until', 0, 'reason', '')
-        call('HDEL', key, 'cooldown', 'probe')
-        call('HINCRBY', key, 'epoch', 1)
-      else
-        call('HSET', key, 'good', good)
-      end
-    elseif record[3] and record[3] ~= '0' then
-      call('HSET', key, 'fails', 0)
-    end
+    good_results(endpoint, now, count or 1)
     return
   end
-  local policy = call('HMGET', K_POOL, 'failures', 'cooldown', 'cooldown_max')
+  local policy = call('HMGET', K_POOL, 'failures', 'cooldown', 'cooldown_max', 'rate_window', 'failure_rate',
+    'minimum_volume')
   local fails = call('HINCRBY', key, 'fails', 1)
   if state == 'half_open' then
-    open_breaker(key, policy, now, true, reason)
-  elseif verdict == 'open' or fails >= (tonumber(policy[1] or '') or 5) then
-    open_breaker(key, policy, now, false, reason)
+    open_breaker(endpoint, policy, now, true, reason)
+    return
+  end
+  local window, too_many = tonumber(policy[4] or '') or 0, false
+  if window > 0 then
+    local attempts, failures = count_rate(key, now, window, 1, 1)
+    too_many = attempts >= (tonumber(policy[6] or '') or 20)
+      and failures * 100 >= attempts * (tonumber(policy[5] or '') or 50)
+  end
+  if verdict == 'open' or too_many or fails >= (tonumber(policy[1] or '') or 5) then
+    open_breaker(endpoint, policy, now, false, reason)
   end
 end
 

@@ -2,7 +2,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, process, lease ms, most tasks, started_at (RQ's text), k, then k times: endpoint, room, held
 --         room: how many more this process could run on it; held: how many it runs now
--- Returns {wake ms or -1, left, tasks}: wake: claim again by then, even if no bell rings; left: tasks still waiting;
+-- Returns {wake ms or -1, left, tasks, endpoints to check first}: wake: claim again by then, even if no bell rings; left: tasks still waiting;
 --         a task is {id, endpoint, lease, attempts so far, max attempts (0 the pool's), deadline ms (0 none), born ms,
 --         now ms, data, plain 0|1, lost leases so far}
 -- Drops what died while it waited; moves what stands in a wrong list.
@@ -228,4 +228,8 @@ local function wake_after()
   return wake
 end
 
-return {wake_after(), left, tasks}
+local stale = {}
+for _, id in ipairs(left > 0 and mine or {}) do
+  if view.by_id[id] and view.by_id[id].stale then stale[#stale + 1] = id end
+end
+return {wake_after(), left, tasks, stale}

@@ -27,6 +27,9 @@ local function known(endpoint) return call('EXISTS', endpoint_key(endpoint)) == 
 -- goes on, and frees memory, while enqueue is refused.
 local function write_when_full() call('PERSIST', K_POOL) end
 
+-- Whether an endpoint that recovers is given its slots slowly.
+local function slow_start() return call('HGET', K_POOL, 'slow_start') == '1' end
+
 local function int(number) return string.format('%d', number) end
 
 local function server_ms()
@@ -119,10 +122,10 @@ local function promote_due(now)
 end
 
 -- any -> an outcome. Fields is a flat list for the hash. The caller has freed the slot already.
--- ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for.
+-- ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for. Returns how long it ran, ms.
 local function conclude(id, outcome, status, now, ttl, fields)
   local key = job_key(id)
-  local task = call('HMGET', key, 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl', 'failure_ttl')
+  local task = call('HMGET', key, 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl', 'failure_ttl', 'x_run')
   if task[1] then call('ZREM', K_DEADLINES, id) end
   if not task[4] then
     local own = tonumber(task[(outcome == 'ok') and 5 or 6] or '')
@@ -148,6 +151,7 @@ local function conclude(id, outcome, status, now, ttl, fields)
     call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task[3], int(ttl > 0 and ttl or 86400000))
   end
   call('HINCRBY', K_POOL, 'n_' .. outcome, 1)
+  return now - (tonumber(task[7] or '') or now)
 end
 
 -- queued, scheduled -> expired.

@@ -5,6 +5,7 @@
 --         exception text (base64 of zlib, for a plain RQ producer, else "")
 --         A reason that starts with "expired" makes the outcome `expired`.
 -- Returns n words: "done" | "already" | "lost" | "canceled"
+-- Returns also, behind the words, what became of breakers: see breaker.lua, events.
 -- needs: breaker
 
 local now = server_ms()
@@ -41,4 +42,5 @@ for i = 1, tonumber(ARGV[6]) do
   end
   words_out[i] = word
 end
+for _, event in ipairs(events) do words_out[#words_out + 1] = event end
 return words_out

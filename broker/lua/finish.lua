@@ -3,7 +3,8 @@
 -- ARGV    prefix, pool, result ttl ms, ended_at (RQ's text), n, then n times 6:
 --         id, lease, endpoint, answer (JSON), body, return value (base64, for a plain RQ producer, else "")
 -- Returns n words: "done" | "already" | "lost" | "canceled"
--- needs: breaker
+-- Returns also, behind the words, what became of breakers: see breaker.lua, events.
+-- needs: breaker, adapt
 
 local now = server_ms()
 local ttl, ended_at = tonumber(ARGV[3]), ARGV[4]
@@ -16,7 +17,8 @@ for i = 1, tonumber(ARGV[5]) do
   if word == 'held' then
     free_slot(id, lease, endpoint)
     call('HINCRBY', job_key(id), 'x_try', 1)
-    conclude(id, 'ok', 'finished', now, ttl,
+    local in_flight = call('ZCARD', slots_key(endpoint)) + 1
+    local ran = conclude(id, 'ok', 'finished', now, ttl,
       {'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', lease, 'ended_at', ended_at})
     if ARGV[at + 6] ~= '' then
       local results = P .. ':results:' .. id
@@ -25,7 +27,9 @@ for i = 1, tonumber(ARGV[5]) do
       if left > 0 then call('PEXPIRE', results, int(left)) end
     end
     local name = endpoint .. ' ' .. epoch_of(lease)
-    good[name] = {endpoint, lease, (good[name] and good[name][3] or 0) + 1}
+    local sum = good[name] or {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = 0}
+    sum.count, sum.ran, sum.in_flight = sum.count + 1, sum.ran + ran, math.max(sum.in_flight, in_flight)
+    good[name] = sum
     word = 'done'
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
@@ -35,7 +39,14 @@ end
 
 -- Once an epoch: a late answer to an old lease must not stand for the probe's.
 for _, item in pairs(good) do
-  call('HINCRBY', endpoint_key(item[1]), 'served', item[3])
-  breaker_result(item[1], item[2], 'good', now, '')
+  if known(item.endpoint) then
+    local key = endpoint_key(item.endpoint)
+    call('HINCRBY', key, 'served', item.count)
+    call('HINCRBY', key, 'run_ms', int(item.ran))
+    if call('HEXISTS', key, 'healthy') == 1 then call('HSET', key, 'checked', int(now)) end -- an answer is a check
+    breaker_result(item.endpoint, item.lease, 'good', now, '', item.count)
+    adapt(item.endpoint, now, item.count, item.in_flight)
+  end
 end
+for _, event in ipairs(events) do words_out[#words_out + 1] = event end
 return words_out

@@ -1,7 +1,7 @@
 -- register: the pool's policies and endpoints, as the configuration has them. Running state is kept.
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, m, then m pairs (policy field, value), n, then n times 5:
---         endpoint, priority, cap, on 0|1, capabilities (comma separated)
+-- ARGV    prefix, pool, m, then m pairs (policy field, value), n, then n times 7:
+--         endpoint, priority, cap, on 0|1, capabilities (comma separated), floor, ceiling (0 0: a fixed cap)
 -- Returns the ids of endpoints that are gone from the configuration.
 -- needs: select
 
@@ -14,12 +14,22 @@ for i = 1, m do call('HSET', K_POOL, ARGV[3 + i * 2 - 1], ARGV[3 + i * 2]) end
 local base = 4 + m * 2
 local kept = {}
 for i = 1, tonumber(ARGV[base]) do
-  local at = base + (i - 1) * 5
+  local at = base + (i - 1) * 7
   local id = ARGV[at + 1]
   kept[id] = true
   call('SADD', K_ENDPOINTS, id)
-  call('HSET', endpoint_key(id), 'priority', ARGV[at + 2], 'cap', ARGV[at + 3], 'on', ARGV[at + 4], 'capabilities',
-    ARGV[at + 5], 'seen', int(now), 'gone', '0')
+  local key = endpoint_key(id)
+  call('HSET', key, 'priority', ARGV[at + 2], 'on', ARGV[at + 4], 'capabilities', ARGV[at + 5], 'seen', int(now), 'gone',
+    '0')
+  if ARGV[at + 7] == '0' then
+    call('HSET', key, 'cap', ARGV[at + 3])
+    call('HDEL', key, 'auto', 'floor', 'ceiling', 'a_step', 'a_rate')
+  else
+    -- What `auto` has found is kept.
+    local found = call('HGET', key, 'auto') == '1' and tonumber(call('HGET', key, 'cap') or '') or tonumber(ARGV[at + 3])
+    found = math.max(tonumber(ARGV[at + 6]), math.min(tonumber(ARGV[at + 7]), found))
+    call('HSET', key, 'auto', '1', 'floor', ARGV[at + 6], 'ceiling', ARGV[at + 7], 'cap', int(found))
+  end
 end
 local gone = {}
 for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do

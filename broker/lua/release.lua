@@ -2,7 +2,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, n, then n times 4: id, lease, endpoint, pause ms (0 none)
 -- Returns n words: "done" | "already" | "lost" | "canceled"
--- needs: breaker, select
+-- needs: breaker, adapt, select
 
 local now = server_ms()
 write_when_full()
@@ -22,7 +22,10 @@ for i = tonumber(ARGV[3]), 1, -1 do -- from the last, so that the first comes to
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
   end
-  pause_endpoint(endpoint, now, tonumber(ARGV[at + 4]))
+  if tonumber(ARGV[at + 4]) > 0 then
+    pause_endpoint(endpoint, now, tonumber(ARGV[at + 4]))
+    adapt_down(endpoint, now)
+  end
   words_out[i] = word
 end
 if released then announce(now, spill_after()) end

@@ -4,6 +4,7 @@
 --         id, lease, endpoint, delay ms, verdict for the breaker, reason, history line (JSON), exclude 0|1,
 --         pause ms for the endpoint (0 none)
 -- Returns n words: "done" | "already" | "lost" | "canceled"
+-- Returns also, behind the words, what became of breakers: see breaker.lua, events.
 -- needs: breaker, select
 
 local now = server_ms()
@@ -47,4 +48,5 @@ for i = 1, tonumber(ARGV[3]) do
   words_out[i] = word
 end
 if ready then announce(now, spill_after()) end
+for _, event in ipairs(events) do words_out[#words_out + 1] = event end
 return words_out

@@ -28,13 +28,18 @@ local function write_waiting(process)
 end
 
 local FIELDS = {'priority', 'cap', 'on', 'capabilities', 'state', 'until', 'pause', 'last', 'seen', 'drain', 'probe',
-  'epoch'}
+  'epoch', 'healthy', 'checked', 'ramp', 'auto'}
 
--- How many more requests the endpoint may have in flight, whoever asks.
-local function free_slots(endpoint, now)
-  if not endpoint.on or endpoint.drain or endpoint.pause > now then return 0 end
+-- How many more requests the endpoint may have in flight, whoever asks. One that idled for longer than a check is good
+-- for is checked first: `stale`.
+local function free_slots(endpoint, now, check_after)
+  if not endpoint.on or endpoint.drain or endpoint.pause > now or endpoint.healthy == '0' then return 0 end
+  if check_after > 0 and endpoint.in_flight == 0 and now - endpoint.checked > check_after then
+    endpoint.stale = true
+    return 0
+  end
   if endpoint.state == 'open' and endpoint.opens > now then return 0 end
-  local free = math.max(0, endpoint.cap - endpoint.in_flight)
+  local free = math.max(0, math.min(endpoint.cap, endpoint.ramp or endpoint.cap) - endpoint.in_flight)
   if endpoint.state ~= 'closed' then
     local probing = endpoint.probe and call('ZSCORE', slots_key(endpoint.id), endpoint.probe)
     return (free > 0 and not probing) and 1 or 0
@@ -42,7 +47,7 @@ local function free_slots(endpoint, now)
   return free
 end
 
-local function read_endpoint(id, now)
+local function read_endpoint(id, now, check_after)
   local record = call('HMGET', endpoint_key(id), unpack(FIELDS))
   local endpoint = {
     id = id, priority = tonumber(record[1] or '') or 5, cap = tonumber(record[2] or '') or 1,
@@ -50,9 +55,10 @@ local function read_endpoint(id, now)
     opens = tonumber(record[6] or '') or 0, pause = tonumber(record[7] or '') or 0,
     last = tonumber(record[8] or '') or 0, seen = tonumber(record[9] or '') or 0,
     drain = record[10] == '1', probe = record[11] or nil, epoch = tonumber(record[12] or '') or 0,
+    healthy = record[13], checked = tonumber(record[14] or '') or 0, ramp = tonumber(record[15] or ''),
     in_flight = call('ZCARD', slots_key(id)), rung = {},
   }
-  endpoint.free = free_slots(endpoint, now)
+  endpoint.free = free_slots(endpoint, now, check_after)
   return endpoint
 end
 
@@ -76,9 +82,9 @@ local function read_view(now, spill, asker, mine)
       end
     end
   end
-  local ids = call('SMEMBERS', K_ENDPOINTS)
-  for _, id in ipairs(ids) do
-    local endpoint = read_endpoint(id, now)
+  local check_after = tonumber(call('HGET', K_POOL, 'check_after') or '') or 0
+  for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
+    local endpoint = read_endpoint(id, now, check_after)
     endpoint.sibling_room = room[id] or 0
     endpoint.counted = math.min(endpoint.free, endpoint.sibling_room + (mine[id] or 0))
     endpoint.load = endpoint.in_flight
@@ -93,7 +99,7 @@ local function read_view(now, spill, asker, mine)
 end
 
 local function live(view, endpoint)
-  if not endpoint.on or endpoint.drain then return false end
+  if not endpoint.on or endpoint.drain or endpoint.healthy == '0' then return false end
   if endpoint.state == 'open' and endpoint.opens > view.now then return false end
   return endpoint.counted > 0 or view.now - endpoint.seen <= LIVE_FOR
 end

@@ -48,13 +48,15 @@ processes: 3
 pools:
   npu:
     endpoints:
-      - {id: low, url: "http://10.0.0.2:8081/", priority: 2, max_concurrent: auto}
+      - {id: low, url: "http://10.0.0.2:8081/", priority: 2, max_concurrent: auto, auto_min: 2,
+         auto_max: 9}
       - {id: high, url: "HTTP://NPU.internal:8082/v1/", priority: 10, max_concurrent: 4, capabilities: [llm, vision]}
       - {id: off, url: "http://10.0.0.9", enabled: false, priority: 9}
     retry: {max_attempts: 4, backoff: {initial: 250ms, max: 1m}}
     timeout: {connect: 1, first_byte: 10s, idle: 2.5, attempt: 2m}
     health: {path: /healthz, interval: 10s, timeout: 2s, probe: {path: /inference, json: {model_id: m, max_tokens: 1}}}
-    breaker: {failures: 3, cooldown: 30s, cooldown_max: 5m, half_open_successes: 2}
+    breaker: {failures: 3, cooldown: 30s, cooldown_max: 5m, half_open_successes: 2, failure_percent: 40,
+              minimum_volume: 9, rate_window: 1m, slow_start: false}
     queue: {max_depth: 10, result_ttl: 1h, dead_letter_ttl: 2d, payload_limit: 64KiB, result_limit: 2000000,
             spill_after: 0s, lease: 10s, max_deliveries: 3}
     connection: {transport: aiohttp, idle_discard: 1s}
@@ -72,14 +74,14 @@ def test_every_key_is_read(write: Write) -> None:
         name="npu",
         adapter="npu",
         endpoints=(
-            Endpoint("low", "http://10.0.0.2:8081", priority=2, max_concurrent="auto"),
+            Endpoint("low", "http://10.0.0.2:8081", priority=2, max_concurrent="auto", auto_min=2, auto_max=9),
             Endpoint("high", "http://npu.internal:8082/v1", 10, 4, ("llm", "vision")),
             Endpoint("off", "http://10.0.0.9", priority=9, enabled=False),
         ),
         retry=Retry(4, 0.25, 60.0),
         timeout=Timeouts(1.0, 10.0, 2.5, 120.0),
         health=Health("/healthz", 10.0, 2.0, Request("POST", "/inference", {"model_id": "m", "max_tokens": 1})),
-        breaker=Breaker(3, 30.0, 300.0, 2),
+        breaker=Breaker(3, 30.0, 300.0, 2, 40, 9, 60.0, False),
         queue=QueuePolicy(10, 3600.0, 172800.0, 65536, 2_000_000, 0.0, 10.0, 3, 5.0),
         connection=Connection("aiohttp", 1.0),
     )
