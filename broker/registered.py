@@ -106,10 +106,8 @@ def registered(store: Store, pool: str) -> tuple[Endpoint, ...]:
     return tuple(found)
 
 
-def with_registered(
-    config: Config, added: Mapping[str, Sequence[Endpoint]]
-) -> tuple[Config, tuple[str, ...]]:
-    """The configuration as it is served, the added endpoints among the file's; and a line for each that was left out."""
+def with_registered(config: Config, added: Mapping[str, Sequence[Endpoint]]) -> tuple[Config, tuple[str, ...]]:
+    """The configuration as it is served (the added among the file's endpoints), and a line for each left out."""
     pools: dict[str, Pool] = {}
     warnings: list[str] = []
     taken = {endpoint.id: name for name, pool in config.pools.items() for endpoint in pool.endpoints}
@@ -119,7 +117,9 @@ def with_registered(
         for endpoint in added.get(name, ()):
             same = servers.setdefault(server_key(endpoint.url), endpoint.id)
             if endpoint.id in taken:
-                warnings.append(_left_out(name, endpoint, f"pool {taken[endpoint.id]} of the configuration has that id"))
+                warnings.append(
+                    _left_out(name, endpoint, f"pool {taken[endpoint.id]} of the configuration has that id")
+                )
             elif same != endpoint.id:
                 warnings.append(_left_out(name, endpoint, f"it is the same server as {same}"))
             else:
