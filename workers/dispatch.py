@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from broker.configmodel import Pool
 from broker.errors import BrokerError, BrokerUnavailable
 from broker.rqjob import utc
 from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
 from broker.store import AsyncStore
 from workers.policies import most_slots
 from workers.retry import GUARD_INITIAL_S, redis_guard
+from workers.transport import Transport
 from workers.worker import Settlement, Worker
 
 CLAIM_BATCH: Final = 64
@@ -36,6 +38,7 @@ class Running:
     claimed: Claimed
     task: asyncio.Task[None]
     until: float
+    worker: Worker
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ class Dispatcher:
         self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
         self.on_stale: Callable[[Sequence[str]], object] = lambda endpoints: None  # check these, tasks wait for them
         self._outbox: list[Settlement] = []
+        self._retired: set[Transport] = set()  # of workers that were replaced; closed when their last attempt ends
+        self._closing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._claiming = True
         self._rng = random.Random()
@@ -86,6 +91,24 @@ class Dispatcher:
     def stop_claiming(self) -> None:
         self._claiming = False
         self._wake.set()
+
+    def attach(self, pool: Pool, workers: Sequence[Worker]) -> None:
+        """These serve from the next claim on, by the pool's rules as they are now. What runs ends where it began."""
+        old = self.workers
+        for worker in workers:
+            self.counts.setdefault(worker.endpoint.id, Counts())
+        held = {endpoint: count for endpoint, count in self.held.items() if count}
+        self.held = {**dict.fromkeys((worker.endpoint.id for worker in workers), 0), **held}
+        self.pool, self.workers = pool, {worker.endpoint.id: worker for worker in workers}
+        self._retired |= {each.transport for each in old.values()} - {each.transport for each in workers}
+        self._close_unused()
+        self.wake()
+
+    async def aclose(self) -> None:
+        """Closes every connection, once nothing runs."""
+        transports = {worker.transport for worker in self.workers.values()} | self._retired
+        self._retired = set()
+        await asyncio.gather(*(transport.aclose() for transport in transports), *self._closing)
 
     def abandon(self, lease: Lease) -> None:
         """Close the connection of one attempt and release its lease: it was canceled, or is somebody else's."""
@@ -202,10 +225,14 @@ class Dispatcher:
             self.on_stale(claims.stale)
         now = time.monotonic()
         for claimed in claims.tasks:
-            worker = self.workers[claimed.lease.endpoint]
+            worker = self.workers.get(claimed.lease.endpoint)
+            if worker is None:  # removed while the claim was under way
+                self._outbox.append(Release(claimed.lease))
+                self._wake.set()
+                continue
             task = asyncio.create_task(self._attempt(worker, claimed))
             self.held[claimed.lease.endpoint] += 1
-            self.running[claimed.lease] = Running(claimed, task, now + worker.limit(claimed) + GRACE_S)
+            self.running[claimed.lease] = Running(claimed, task, now + worker.limit(claimed) + GRACE_S, worker)
         if claims.left == 0:
             self.on_idle()
             if self._burst and not self.running and not self._outbox and claims.wake is None:
@@ -222,6 +249,16 @@ class Dispatcher:
             self.held[worker.endpoint.id] -= 1
             self._outbox.append(settlement)
             self._wake.set()
+            if self._retired:
+                self._close_unused()
+
+    def _close_unused(self) -> None:
+        unused = self._retired - {running.worker.transport for running in self.running.values()}
+        self._retired -= unused
+        for transport in unused:
+            task = asyncio.create_task(transport.aclose())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _sleep(self, seconds: float | None) -> None:
         if self._wake.is_set():

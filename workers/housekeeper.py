@@ -12,7 +12,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from broker import __version__
@@ -33,7 +33,10 @@ OnLost = Callable[[Dispatcher, Lease, str], None]
 
 
 class Housekeeper:
-    """`start`, `stop`. `on_lost` is called in the housekeeper's thread for each lease that is ours no longer."""
+    """`start`, `stop`. `on_lost` is called in the housekeeper's thread for each lease that is ours no longer.
+
+    dispatchers  may be changed in place while it runs
+    """
 
     def __init__(self, store: Store, process: str, dispatchers: Sequence[Dispatcher], on_lost: OnLost) -> None:
         self._store = store
@@ -43,7 +46,6 @@ class Housekeeper:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
         self._born = utc(time.time())
-        self._lease = min(d.pool.queue.lease for d in dispatchers)
         self._told: dict[tuple[str, str], tuple[int, int]] = {}
 
     def start(self) -> None:
@@ -60,14 +62,12 @@ class Housekeeper:
             log.debug("farewell: %s", error)
 
     def _run(self) -> None:
-        step = min(SWEEP_S, self._lease / RENEW_SHARE)
-        renew_every = self._lease / RENEW_SHARE
         connected_since = time.monotonic()
         renewed = swept = time.monotonic()
-        while not self._stop.wait(min(step, 1.0)):
+        while not self._stop.wait(min(self._lease / RENEW_SHARE, 1.0)):
             now = time.monotonic()
             try:
-                if now - renewed >= renew_every:
+                if now - renewed >= self._lease / RENEW_SHARE:
                     self._renew(now)
                     self.tell_rq()
                     renewed = now
@@ -81,10 +81,14 @@ class Housekeeper:
             except Exception:
                 log.exception("housekeeping failed; going on")
 
+    @property
+    def _lease(self) -> float:
+        return min((each.pool.queue.lease for each in list(self._dispatchers)), default=SWEEP_S)
+
     # Leases
 
     def _renew(self, now: float) -> None:
-        for dispatcher in self._dispatchers:
+        for dispatcher in list(self._dispatchers):
             running = [(lease, run) for lease, run in list(dispatcher.running.items())]
             hung = [lease for lease, run in running if run.until < now]
             for lease in hung:
@@ -107,7 +111,7 @@ class Housekeeper:
     # Sweeping: whoever takes the ticket
 
     def _sweep(self, *, may_reap: bool) -> None:
-        for dispatcher in self._dispatchers:
+        for dispatcher in list(self._dispatchers):
             pool, queue = dispatcher.pool.name, dispatcher.pool.queue
             ticket = self._store.keys.ticket(pool, "sweep")
             taken = self._store.pipelined([("SET", ticket, self._process, "NX", "PX", int(SWEEP_S * 900))])[0]
@@ -133,7 +137,7 @@ class Housekeeper:
     def tell_rq(self) -> None:
         """Writes `rq:worker:<name>` for each of our workers, as RQ's own workers do."""
         commands: list[tuple[Any, ...]] = []
-        for dispatcher in self._dispatchers:
+        for dispatcher in list(self._dispatchers):
             for endpoint in dispatcher.workers:
                 commands += self._record(dispatcher, endpoint)
         self._store.pipelined(commands)
@@ -183,17 +187,25 @@ class Housekeeper:
             commands += [("HSET", key, *fields), ("EXPIRE", key, WORKER_TTL_S)]
         return commands
 
+    def forget(self, pool: str, endpoints: Iterable[str]) -> None:
+        """Takes workers that are no more out of RQ's list. What fails here, RQ cleans up itself."""
+        try:
+            self._store.pipelined([command for endpoint in endpoints for command in self._gone(pool, endpoint)])
+        except BrokerError as error:
+            log.debug("workers of %s: %s", pool, error)
+
     def _farewell(self) -> list[tuple[Any, ...]]:
-        commands: list[tuple[Any, ...]] = []
-        for dispatcher in self._dispatchers:
-            for endpoint in dispatcher.workers:
-                key = self._store.keys.worker(worker_name(self._process, endpoint))
-                commands += [
-                    ("SREM", self._store.keys.workers(), key),
-                    ("SREM", self._store.keys.workers(dispatcher.pool.name), key),
-                    ("DEL", key, f"{key}:executions"),
-                ]
-        return commands
+        return [
+            command
+            for dispatcher in list(self._dispatchers)
+            for endpoint in dispatcher.workers
+            for command in self._gone(dispatcher.pool.name, endpoint)
+        ]
+
+    def _gone(self, pool: str, endpoint: str) -> list[tuple[Any, ...]]:
+        keys = self._store.keys
+        key = keys.worker(worker_name(self._process, endpoint))
+        return [("SREM", keys.workers(), key), ("SREM", keys.workers(pool), key), ("DEL", key, f"{key}:executions")]
 
 
 def worker_name(process: str, endpoint: str) -> str:

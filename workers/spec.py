@@ -1,0 +1,49 @@
+"""What a worker process is told: a line of JSON when it starts, another whenever that changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.configmodel import Endpoint, Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Redis, and per pool the endpoints that the process attaches to. `number` grows with every change."""
+
+    redis_url: str
+    pools: tuple[Pool, ...]
+    attach: Mapping[str, tuple[str, ...]]
+    burst: bool = False
+    prefix: str | None = None
+    log_level: str = "info"
+    log_format: str = "text"
+    number: int = 1
+
+    def attached(self, pool: Pool) -> tuple[Endpoint, ...]:
+        """The pool's endpoints that this process serves."""
+        ids = self.attach.get(pool.name, ())
+        return tuple(endpoint for endpoint in pool.enabled if endpoint.id in ids)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "redis_url": self.redis_url,
+                "pools": [pool.to_wire() for pool in self.pools],
+                "attach": {pool: list(endpoints) for pool, endpoints in self.attach.items()},
+                "burst": self.burst,
+                "prefix": self.prefix,
+                "log_level": self.log_level,
+                "log_format": self.log_format,
+                "number": self.number,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        raw = json.loads(text)
+        raw["pools"] = tuple(Pool.from_wire(pool) for pool in raw["pools"])
+        raw["attach"] = {pool: tuple(endpoints) for pool, endpoints in raw["attach"].items()}
+        return cls(**raw)
