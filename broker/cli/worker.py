@@ -40,7 +40,7 @@ def worker(args: argparse.Namespace) -> int:
 
 
 async def _serve(supervisor: Supervisor, redis: Redis) -> int:
-    mending = asyncio.create_task(_mend(redis)) if redis.embedded else None
+    mending = asyncio.create_task(mend(redis)) if redis.embedded else None
     try:
         return await supervisor.run()
     finally:
@@ -49,7 +49,7 @@ async def _serve(supervisor: Supervisor, redis: Redis) -> int:
             await asyncio.gather(mending, return_exceptions=True)
 
 
-async def _mend(redis: Redis) -> None:
+async def mend(redis: Redis) -> None:
     """The embedded server is started again when it dies; the workers wait for it meanwhile."""
     while True:
         await asyncio.sleep(MEND_EVERY_S)
