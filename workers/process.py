@@ -1,14 +1,13 @@
 """One worker process: an event loop that hosts a worker for each endpoint attached to it.
 
-Started by the supervisor as `python -m workers.process`, which writes a Spec to its standard input and keeps it open: when
-that closes, the supervisor has died and the process ends by itself, releasing what it holds.
-First SIGTERM or SIGINT: drain. Second: now.
+Started by the supervisor as `python -m workers.process`, which writes a Spec to its standard input, another one
+whenever the configuration changes, and keeps it open: when that closes, the supervisor has died and the process ends by
+itself, releasing what it holds. First SIGTERM or SIGINT: drain. Second: now.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -16,60 +15,29 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from broker.configmodel import Endpoint, Pool
+from broker import logs
+from broker.configmodel import Config
 from broker.errors import HeadraceError
+from broker.registered import registered, with_registered
 from broker.scripts import Lease
 from broker.store import AsyncStore, Store
 from workers.dispatch import Dispatcher
-from workers.doorbell import Ear, answer_doorbell
-from workers.health import Checker
+from workers.doorbell import answer_doorbell
+from workers.hosted import HostedPool
 from workers.housekeeper import Housekeeper
-from workers.policies import endpoint_rows, most_slots, policies
-from workers.transport import make_transport
-from workers.worker import Worker
+from workers.policies import endpoint_rows, policies
+from workers.spec import Spec
 
-MOST_IN_FLIGHT: Final = 2000  # attempts in one process
 SETTLE_AT_EXIT_S: Final = 5.0
 FIRST_CHECKS_S: Final = 2.0
+ECHO_S: Final = 1.0  # a signal so soon after the first is the same one: sent to the group, and passed on by a parent
+
+__all__ = ["Process", "Spec", "process_name", "run_loop", "run_process"]
 
 log = logging.getLogger("headrace.process")
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a process is told: Redis, and per pool the endpoints it attaches to."""
-
-    redis_url: str
-    pools: tuple[Pool, ...]
-    attach: Mapping[str, tuple[str, ...]]
-    burst: bool = False
-    prefix: str | None = None
-    log_level: str = "info"
-    log_format: str = "text"
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                "redis_url": self.redis_url,
-                "pools": [pool.to_wire() for pool in self.pools],
-                "attach": {pool: list(endpoints) for pool, endpoints in self.attach.items()},
-                "burst": self.burst,
-                "prefix": self.prefix,
-                "log_level": self.log_level,
-                "log_format": self.log_format,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Spec:
-        raw = json.loads(text)
-        raw["pools"] = tuple(Pool.from_wire(pool) for pool in raw["pools"])
-        raw["attach"] = {pool: tuple(endpoints) for pool, endpoints in raw["attach"].items()}
-        return cls(**raw)
 
 
 def process_name() -> str:
@@ -78,15 +46,26 @@ def process_name() -> str:
 
 
 class Process:
-    """`run` until drained. `drain()` and `stop_now()` may be called from signal handlers on the loop."""
+    """`run` until drained. `drain()`, `stop_now()` and `update()` are called on the loop.
 
-    def __init__(self, spec: Spec, on_ready: Callable[[], None] = lambda: None) -> None:
+    on_applied  called with the number of each Spec that came by `update` and is in force
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        on_ready: Callable[[], None] = lambda: None,
+        on_applied: Callable[[int], None] = lambda number: None,
+    ) -> None:
         self.spec = spec
         self.name = process_name()
-        self._on_ready = on_ready
+        self._on_ready, self._on_applied = on_ready, on_applied
         self._stopping = asyncio.Event()
         self._now = asyncio.Event()
-        self.dispatchers: list[Dispatcher] = []
+        self._wanted = spec
+        self._news = asyncio.Event()
+        self._hosted: list[HostedPool] = []
+        self.dispatchers: list[Dispatcher] = []  # changed in place: the housekeeper's thread looks at it
 
     def drain(self) -> None:
         """First call: stop claiming, finish what runs. Second: release what runs."""
@@ -98,60 +77,46 @@ class Process:
         self._stopping.set()
         self._now.set()
 
+    def update(self, spec: Spec) -> None:
+        """New rules: at once for new tasks, while running ones end where they are."""
+        self._wanted = spec
+        self._news.set()
+
     async def run(self) -> None:
         """Raises HeadraceError if Redis is unsuitable or out of reach at the start."""
         store = AsyncStore(self.spec.redis_url, prefix=self.spec.prefix)
         own = Store(self.spec.redis_url, prefix=self.spec.prefix)  # the housekeeper's connection
-        workers = self._make_workers()
         try:
             await asyncio.to_thread(self._register, own)
-            self.dispatchers = self._make_dispatchers(store, workers)
+            for pool in self.spec.pools:
+                if endpoints := self.spec.attached(pool):
+                    self._hosted.append(HostedPool(store, self.name, pool, endpoints, burst=self.spec.burst))
+            self._show()
             housekeeper = Housekeeper(own, self.name, self.dispatchers, self._lost(asyncio.get_running_loop()))
-            checkers = [Checker(store, self.name, dispatcher) for dispatcher in self.dispatchers]
-            await self._check_first(checkers)
+            await self._check_first()
             await asyncio.to_thread(housekeeper.start)
             self._on_ready()
             try:
-                await self._serve(store, checkers)
+                await self._serve(store, housekeeper)
             finally:
                 await asyncio.to_thread(housekeeper.stop)
-                for checker in checkers:
-                    await checker.aclose()
         finally:
-            for worker in workers:
-                await worker.transport.aclose()
+            for hosted in self._hosted:
+                await hosted.close()
             await store.close()
             own.close()
 
     # Parts
 
-    def _endpoints(self, pool: Pool) -> list[Endpoint]:
-        attached = self.spec.attach.get(pool.name, ())
-        return [endpoint for endpoint in pool.enabled if endpoint.id in attached]
-
-    def _make_workers(self) -> list[Worker]:
-        found = []
-        for pool in self.spec.pools:
-            for endpoint in self._endpoints(pool):
-                connection = pool.connection
-                transport = make_transport(
-                    connection.transport, slots=most_slots(endpoint), idle_discard=connection.idle_discard
-                )
-                found.append(Worker(endpoint, pool, transport))
-        return found
-
-    def _make_dispatchers(self, store: AsyncStore, workers: Sequence[Worker]) -> list[Dispatcher]:
-        made = []
-        for pool in self.spec.pools:
-            attached = [worker for worker in workers if worker.pool.name == pool.name]
-            if attached:
-                made.append(Dispatcher(store, self.name, attached, most=MOST_IN_FLIGHT, burst=self.spec.burst))
-        return made
-
     def _register(self, store: Store) -> None:
         store.check()
         for pool in self.spec.pools:
-            store.run(store.scripts.register(pool.name, policies(pool), endpoint_rows(pool)))
+            added = {pool.name: registered(store, pool.name)}  # by others perhaps: they must not look gone
+            whole = with_registered(Config(pools={pool.name: pool}), added)[0].pools[pool.name]
+            store.run(store.scripts.register(pool.name, policies(pool), endpoint_rows(whole)))
+
+    def _show(self) -> None:
+        self.dispatchers[:] = [hosted.dispatcher for hosted in self._hosted]
 
     def _lost(self, loop: asyncio.AbstractEventLoop) -> Callable[[Dispatcher, Lease, str], None]:
         def lost(dispatcher: Dispatcher, lease: Lease, word: str) -> None:
@@ -172,36 +137,74 @@ class Process:
 
     # Serving and ending
 
-    async def _serve(self, store: AsyncStore, checkers: Sequence[Checker]) -> None:
-        background = [asyncio.create_task(answer_doorbell(store, self.name, self._wake_all, self._canceled))]
-        for dispatcher in self.dispatchers:
-            ear = Ear(store, dispatcher.pool.name, self.name, dispatcher.wake)
-            dispatcher.on_idle = ear.queue_is_empty
-            background.append(asyncio.create_task(ear.listen()))
-        background += [asyncio.create_task(checker.run()) for checker in checkers]
-        loops = [asyncio.create_task(dispatcher.run()) for dispatcher in self.dispatchers]
-        stopping = asyncio.create_task(self._stopping.wait())
-        ended = asyncio.gather(*loops)  # all of a burst, or the first that failed
-        await asyncio.wait(_futures(stopping, ended), return_when=asyncio.FIRST_COMPLETED)
-        await self._drain(store, loops)
-        for task in (*background, stopping):
-            task.cancel()
-        await asyncio.gather(*background, stopping, return_exceptions=True)
-        if not ended.cancelled() and (error := ended.exception()):
-            raise error
+    async def _serve(self, store: AsyncStore, housekeeper: Housekeeper) -> None:
+        bell = asyncio.create_task(answer_doorbell(store, self.name, self._wake_all, self._canceled))
+        for hosted in self._hosted:
+            hosted.start()
+        try:
+            await self._until_stopped(store, housekeeper)
+        finally:
+            await self._drain()
+            bell.cancel()
+            await asyncio.gather(bell, return_exceptions=True)
 
-    async def _check_first(self, checkers: Sequence[Checker]) -> None:
+    async def _until_stopped(self, store: AsyncStore, housekeeper: Housekeeper) -> None:
+        """Or until nothing is hosted any longer. Raises BrokerError for what waiting will not mend."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while self._hosted and not self._stopping.is_set():
+                news = asyncio.create_task(self._news.wait())
+                loops = [hosted.loop for hosted in self._hosted]
+                await asyncio.wait(_futures(stopping, news, *loops), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                for ended in [hosted for hosted in self._hosted if hosted.loop.done()]:
+                    ended.loop.result()
+                    await self._let_go(ended, housekeeper)
+                if self._news.is_set():
+                    self._news.clear()
+                    await self._apply(self._wanted, store, housekeeper)
+        finally:
+            stopping.cancel()
+
+    async def _let_go(self, hosted: HostedPool, housekeeper: Housekeeper) -> None:
+        self._hosted.remove(hosted)
+        self._show()
+        await asyncio.to_thread(housekeeper.forget, hosted.name, list(hosted.dispatcher.workers))
+        await hosted.close()
+
+    async def _apply(self, spec: Spec, store: AsyncStore, housekeeper: Housekeeper) -> None:
+        serving = {hosted.name: hosted for hosted in self._hosted if not hosted.leaving}
+        for pool in spec.pools:
+            endpoints = spec.attached(pool)
+            hosted = serving.get(pool.name) if endpoints else None
+            if hosted is not None:
+                del serving[pool.name]
+                gone = hosted.change(pool, endpoints)
+                await asyncio.to_thread(housekeeper.forget, pool.name, gone)
+            elif endpoints:
+                hosted = HostedPool(store, self.name, pool, endpoints, burst=spec.burst)
+                self._hosted.append(hosted)
+                self._show()
+                hosted.start()
+        for left in serving.values():
+            await left.leave()
+        if (spec.log_level, spec.log_format) != (self.spec.log_level, self.spec.log_format):
+            logs.set_up(spec.log_level, "json" if spec.log_format == "json" else "text")
+        self.spec = spec
+        self._on_applied(spec.number)
+
+    async def _check_first(self) -> None:
         """An endpoint that is down at the start must not be found out by tasks; one that hangs must not hold us up."""
-        looks = [asyncio.create_task(checker.look()) for checker in checkers]
+        looks = [asyncio.create_task(hosted.checker.look()) for hosted in self._hosted]
         if looks:
             await asyncio.wait(looks, timeout=FIRST_CHECKS_S)
 
-    async def _drain(self, store: AsyncStore, loops: Sequence[asyncio.Task[None]]) -> None:
-        for dispatcher in self.dispatchers:
-            dispatcher.stop_claiming()
-        leaving = [store.run(store.scripts.leave(d.pool.name, self.name)) for d in self.dispatchers]
-        await _within(SETTLE_AT_EXIT_S, asyncio.gather(*leaving, return_exceptions=True))
-        fits = max((d.pool.queue.drain for d in self.dispatchers), default=0.0)
+    async def _drain(self) -> None:
+        if not self._hosted:
+            return
+        await asyncio.gather(*(hosted.leave() for hosted in self._hosted))
+        loops = [hosted.loop for hosted in self._hosted]
+        fits = max(hosted.dispatcher.pool.queue.drain for hosted in self._hosted)
         now = asyncio.create_task(self._now.wait())
         drained = asyncio.create_task(asyncio.wait(loops))
         await asyncio.wait(_futures(now, drained), timeout=fits, return_when=asyncio.FIRST_COMPLETED)
@@ -218,13 +221,6 @@ def _futures(*futures: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
     return list(futures)
 
 
-async def _within(seconds: float, work: Awaitable[Any]) -> None:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        log.debug("gave up after %.0f s", seconds)
-
-
 # Entry points
 
 
@@ -238,57 +234,87 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-def run_process(spec: Spec, *, on_ready: Callable[[], None] = lambda: None, watch_stdin: bool = False) -> None:
+class _Orders:
+    """What the supervisor writes to standard input: a Spec a line, for as long as it lives."""
+
+    def __init__(self) -> None:
+        self._read = b""
+
+    def next(self) -> Spec | None:
+        """Waits for it; None when the supervisor is gone."""
+        while b"\n" not in self._read:
+            more = os.read(0, 65_536)
+            if not more:
+                return None
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return Spec.from_json(line.decode())
+
+    def follow(self, loop: asyncio.AbstractEventLoop, process: Process) -> None:
+        """In a thread of its own, to the end."""
+
+        def follow() -> None:
+            while (spec := self.next()) is not None:
+                loop.call_soon_threadsafe(process.update, spec)
+            loop.call_soon_threadsafe(process.stop_now)
+
+        threading.Thread(target=follow, name="supervisor-watch", daemon=True).start()
+
+
+def run_process(spec: Spec) -> None:
     """Runs one process until it is drained: SIGTERM or SIGINT drains, a second one ends now. Raises HeadraceError."""
 
     async def main() -> None:
-        process = Process(spec, on_ready)
+        process = Process(spec)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, process.drain)
-        # A terminal's Ctrl-C reaches the whole group: under a supervisor it is the supervisor's to pass on.
-        loop.add_signal_handler(signal.SIGINT, (lambda: None) if watch_stdin else process.drain)
-        if watch_stdin:
-            _watch_supervisor(lambda: loop.call_soon_threadsafe(process.stop_now))
+        drain = _without_echo(process.drain, loop.time)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, drain)
         await process.run()
 
     run_loop(main())
 
 
-def _watch_supervisor(gone: Callable[[], object]) -> None:
-    """Standard input stays open as long as the supervisor lives."""
+def _without_echo(action: Callable[[], None], clock: Callable[[], float]) -> Callable[[], None]:
+    """A Ctrl-C goes to the whole group, and `rq worker-pool` passes it on as well: that is one order, not two."""
+    last = [-ECHO_S]
 
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        gone()
+    def act() -> None:
+        if clock() - last[0] >= ECHO_S:
+            last[0] = clock()
+            action()
 
-    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+    return act
 
 
-def _first_line() -> str:
-    """Byte by byte: what follows belongs to nobody, and a buffered reader would block on it."""
-    line = bytearray()
-    while (byte := os.read(0, 1)) not in (b"", b"\n"):
-        line += byte
-    return line.decode()
+def _run_supervised(spec: Spec, orders: _Orders) -> None:
+    """The same under a supervisor: it alone passes signals on, and says what to serve."""
+
+    def said(text: str) -> None:
+        os.write(1, f"{text}\n".encode())
+
+    async def main() -> None:
+        process = Process(spec, lambda: said("ready"), lambda number: said(f"applied {number}"))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, process.drain)
+        for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, to the whole group
+            signal.signal(number, signal.SIG_IGN)
+        orders.follow(loop, process)
+        await process.run()
+
+    run_loop(main())
 
 
 def main() -> int:
-    """`python -m workers.process`: Spec on standard input, "ready" on standard output."""
-    text = _first_line()
-    if not text:
+    """`python -m workers.process`: a Spec a line on standard input; "ready", "applied NUMBER" on standard output."""
+    orders = _Orders()
+    spec = orders.next()
+    if spec is None:
         sys.stderr.write("workers.process: started by headrace's supervisor only; use `headrace worker`\n")
         return 2
-    spec = Spec.from_json(text)
-    from broker.logs import set_up
-
-    set_up(spec.log_level, spec.log_format)
-
-    def ready() -> None:
-        os.write(1, b"ready\n")
-
+    logs.set_up(spec.log_level, "json" if spec.log_format == "json" else "text")
     try:
-        run_process(spec, on_ready=ready, watch_stdin=True)
+        _run_supervised(spec, orders)
     except HeadraceError as error:
         log.error("%s", error)
         return error.exit_code

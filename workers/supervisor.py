@@ -1,4 +1,6 @@
-"""Starts the worker processes of a plan, watches them, and starts again what dies."""
+"""Starts the worker processes of a plan, watches them, starts again what dies, and passes on what the configuration
+becomes: the file, and what is added at run time. A change is taken as a whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +8,26 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from broker.configmodel import Config, Pool
-from broker.errors import BrokerError, ConfigError, Problem
-from workers.plan import Plan, plan
-from workers.process import Spec
+from broker.configmodel import Config
+from broker.errors import BrokerError, ConfigError, HeadraceError, Problem
+from broker.store import Store
+from workers.child import Child
+from workers.configwatch import ConfigFile
+from workers.layout import Layout, Selection, layout, unknown
+from workers.plan import Plan
+from workers.pools import Pools, Reply
+from workers.reload import changes, match
+from workers.spec import Spec
 
-RESTART_S: Final = (0.5, 10.0)  # the first wait before a restart, and the longest
-STEADY_S: Final = 30.0  # a process that lived so long starts its restarts from the beginning
-KILL_AFTER_S: Final = 15.0  # after a second stop, or a drain and its limit
+FILE_LOOK_S: Final = 1.0
+REDIS_LOOK_S: Final = 0.5
+APPLIED_WITHIN_S: Final = 3.0
 
 log = logging.getLogger("headrace.supervisor")
-
-
-@dataclass(slots=True)
-class _Child:
-    number: int
-    spec: Spec
-    process: asyncio.subprocess.Process | None = None
-    ready: bool = False
 
 
 class Supervisor:
@@ -38,6 +36,7 @@ class Supervisor:
     pools, endpoints  restrict what is served; None for all
     processes         overrides the configuration's
     burst             each process ends once nothing waits
+    file              where the configuration comes from, to be followed; None: it stays as it is
 
     Raises ConfigError for a pool or endpoint that the configuration does not have.
     """
@@ -52,197 +51,238 @@ class Supervisor:
         processes: int | Literal["auto"] | None = None,
         burst: bool = False,
         prefix: str | None = None,
+        file: ConfigFile | None = None,
     ) -> None:
-        self._served = _served(config, pools)
-        shares = [
-            (_place(pool, endpoint.id), endpoint.max_concurrent, endpoint.priority)
-            for pool in self._served
-            for endpoint in pool.enabled
-            if endpoints is None or endpoint.id in endpoints or endpoint.url in endpoints
-        ]
-        if endpoints is not None and not shares:
-            raise _unknown(config, f"no enabled endpoint is called {', '.join(endpoints)}")
-        self.plan: Plan = plan(config.processes if processes is None else processes, shares, os.cpu_count() or 1)
-        if len(self._served) == 1:
-            self.plan = _without_pool(self.plan)
-        self._children = [
-            _Child(number, self._spec(config, places, redis_url, burst, prefix))
-            for number, places in enumerate(self.plan.processes, 1)
-        ]
+        self._selection = Selection(_tuple(pools), _tuple(endpoints), processes)
+        self._file = file
+        self._config = config  # the file's; `_layout.config` has what was added at run time too
+        self._layout: Layout = layout(config, self._selection, _cpus())
+        if endpoints is not None and not self._layout.shares:
+            raise unknown(config, f"no enabled endpoint is called {', '.join(endpoints)}")
+        self._base = Spec(redis_url, (), {}, burst, prefix, number=1)
+        self._pools = Pools(Store(redis_url, prefix=prefix))
         self._burst = burst
+        self._children: list[Child] = []
+        self._tasks: dict[Child, asyncio.Task[int]] = {}
+        self._looks: list[asyncio.Task[None]] = []
+        self._started = False
         self._stops = 0
         self._stopping = asyncio.Event()
-        self._now = asyncio.Event()
-        self._tasks: list[asyncio.Task[int]] = []
-        self._some_ready = asyncio.Event()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def plan(self) -> Plan:
+        return self._layout.plan
 
     @property
     def pids(self) -> list[int]:
         """Of the processes that run now."""
-        return [c.process.pid for c in self._children if c.process is not None and c.process.returncode is None]
+        return [pid for child in self._children if (pid := child.pid) is not None]
+
+    def take_added(self) -> None:
+        """Adds to the plan what was added to the pools at run time. `start` does it too. Raises BrokerError."""
+        self._layout = layout(self._pools.with_added(self._config), self._selection, _cpus())
 
     async def start(self) -> None:
         """Returns when every process has registered. Raises HeadraceError if one ends before that."""
-        self._tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
+        self._pools.serve(self._layout.served)
+        await asyncio.to_thread(self._pools.look)  # from here on a wish for a reload is heard
+        await asyncio.to_thread(self.take_added)
+        self._pools.serve(self._layout.served)
+        self._lay_out()
         while not all(child.ready for child in self._children):
-            self._some_ready.clear()
-            waiting = asyncio.create_task(self._some_ready.wait())
-            done, _ = await asyncio.wait([waiting, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            for task in self._tasks:
-                if task in done and (code := task.result()) != 0:
-                    self.stop()
-                    self.stop()
-                    await self.wait()
-                    failure = BrokerError("a worker process ended before it was ready; its message stands above")
-                    failure.exit_code = code if code in (2, 3, 4) else 4
-                    raise failure
-            if done >= set(self._tasks):
-                return
+            await self._until_changed()
+            for child, task in list(self._tasks.items()):
+                if task.done() and not child.ready and task.result() != 0:
+                    await self._give_up(task.result())
+            if all(task.done() for task in self._tasks.values()):
+                break
+        self._started = True
+        self._looks = [asyncio.create_task(self._follow_redis())]
+        if self._file is not None:
+            self._looks.append(asyncio.create_task(self._follow_file(self._file)))
 
     async def wait(self) -> int:
         """Until all have ended. Returns the worst exit code."""
-        return max(await asyncio.gather(*self._tasks), default=0)
+        worst = 0
+        try:
+            while True:
+                for child in [child for child, task in self._tasks.items() if task.done()]:
+                    worst = max(worst, self._tasks.pop(child).result())
+                    self._children.remove(child)
+                if not self._tasks and (self._burst or self._stopping.is_set()):
+                    return worst
+                await self._until_changed()
+        finally:
+            for look in self._looks:
+                look.cancel()
+            await asyncio.gather(*self._looks, return_exceptions=True)
+            self._pools.close()
 
     def stop(self) -> None:
         """First call: drain. Second: now."""
         self._stops += 1
         self._stopping.set()
-        if self._stops > 1:
-            self._now.set()
+        self._notify()
         for child in self._children:
-            _signal(child.process, signal.SIGTERM)
+            if self._stops > 1:
+                child.end_now()
+            else:
+                child.drain()
 
     async def run(self) -> int:
-        """Start, wait; SIGTERM or SIGINT drains, a second one ends now."""
+        """Start, wait; SIGTERM or SIGINT drains, a second one ends now; SIGHUP reads the configuration again."""
         loop = asyncio.get_running_loop()
+        had_terminal = os.isatty(0)
+        asked: set[asyncio.Task[Reply]] = set()
+
+        def hang_up() -> None:
+            if self._file is None or (had_terminal and not os.isatty(0)):  # its terminal was closed
+                self.stop()
+                return
+            task = asyncio.create_task(self.reload("SIGHUP"))
+            asked.add(task)
+            task.add_done_callback(asked.discard)
+
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
         await self.start()
         return await self.wait()
 
-    # One process
+    async def reload(self, asked_by: str) -> Reply:
+        """The configuration file as it now stands, all of it or nothing. What came of it is logged, and returned."""
+        if self._file is None:
+            return Reply(False, "this worker follows no configuration file; start it with -c FILE")
+        async with self._one_at_a_time:
+            try:
+                config = await asyncio.to_thread(self._file.load)
+                _refuse_empty(config, self._config)
+                layout(config, self._selection, _cpus())
+            except ConfigError as error:
+                for problem in error.problems:
+                    log.error("%s: nothing changed: %s", asked_by, problem)
+                return Reply(False, "nothing changed: " + "; ".join(map(str, error.problems)))
+            except HeadraceError as error:
+                log.error("%s: nothing changed: %s", asked_by, error)
+                return Reply(False, f"nothing changed: {error}")
+            return await self._take(config, f"{asked_by}: {self._file.path}")
 
-    async def _keep(self, child: _Child) -> int:
-        """Until it ends as it should. Returns its exit code."""
-        pause = RESTART_S[0]
+    # What changes while it runs
+
+    async def _follow_file(self, file: ConfigFile) -> None:
         while True:
-            began = time.monotonic()
-            code = await self._live(child)
-            if self._stopping.is_set() or (self._burst and code == 0) or not child.ready:
-                return code
-            if time.monotonic() - began > STEADY_S:
-                pause = RESTART_S[0]
-            log.error("process %d ended with %s; starting it again in %.1f s", child.number, _exit_text(code), pause)
-            if await _is_set_within(self._stopping, pause):
-                return 0
-            pause = min(pause * 2, RESTART_S[1])
+            await asyncio.sleep(FILE_LOOK_S)
+            if file.is_new():
+                await self.reload("configuration file changed")
 
-    async def _live(self, child: _Child) -> int:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "workers.process",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=_environment(),
-        )  # fmt: skip
-        child.process = process
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(child.spec.to_json().encode() + b"\n")
-        try:
-            await process.stdin.drain()
-            if (await process.stdout.readline()).strip() == b"ready":
-                child.ready = True
-                self._some_ready.set()
-        except (BrokenPipeError, ConnectionResetError):
-            log.debug("process %d ended at once", child.number)
-        ending = asyncio.create_task(process.wait())
+    async def _follow_redis(self) -> None:
+        while True:
+            await asyncio.sleep(REDIS_LOOK_S)
+            try:
+                seen = await asyncio.to_thread(self._pools.look)
+                if seen.asked and self._file is not None:
+                    reply = await self.reload("reload asked for")
+                    await asyncio.to_thread(self._pools.answer, seen.asked, reply)
+                if seen.revised:
+                    async with self._one_at_a_time:
+                        await self._take(self._config, "endpoints at run time")
+            except BrokerError as error:
+                log.debug("looking at the pools: %s", error)
+            except Exception:
+                log.exception("looking at the pools failed; going on")
+
+    async def _take(self, config: Config, source: str) -> Reply:
+        """Serves by this configuration from now on. Redis out of reach only delays what it has to know."""
         if self._stopping.is_set():
-            _signal(process, signal.SIGTERM)
-        await self._watch(child, ending)
-        return ending.result()
-
-    async def _watch(self, child: _Child, ending: asyncio.Task[int]) -> None:
-        """Waits for its end; a process that outlives its drain, or a second stop, is killed."""
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([ending, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        drain = max((pool.queue.drain for pool in child.spec.pools), default=0.0)
-        if not ending.done():
-            now = asyncio.create_task(self._now.wait())
-            await asyncio.wait(
-                [ending, now], timeout=drain + KILL_AFTER_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            now.cancel()
-        if not ending.done():
-            await asyncio.wait([ending], timeout=KILL_AFTER_S)
-        if not ending.done():
-            log.error("process %d does not end; killing it", child.number)
-            _signal(child.process, signal.SIGKILL)
-            await ending
-
-    def _spec(self, config: Config, places: Sequence[str], redis_url: str, burst: bool, prefix: str | None) -> Spec:
-        attach: dict[str, tuple[str, ...]] = {}
-        for pool in self._served:
-            here = tuple(
-                endpoint.id
-                for endpoint in pool.enabled
-                if endpoint.id in places or _place(pool, endpoint.id) in places
-            )
-            if here:
-                attach[pool.name] = here
-        hosted = tuple(pool for pool in self._served if pool.name in attach)
-        return Spec(redis_url, hosted, attach, burst, prefix, config.log.level, config.log.format)
-
-
-def _place(pool: Pool, endpoint: str) -> str:
-    return f"{pool.name}/{endpoint}"
-
-
-def _without_pool(whole: Plan) -> Plan:
-    """With one pool its name is noise."""
-
-    def short(place: str) -> str:
-        return place.partition("/")[2]
-
-    return replace(
-        whole,
-        processes=tuple(tuple(short(place) for place in places) for places in whole.processes),
-        endpoints=tuple(share._replace(id=short(share.id)) for share in whole.endpoints),
-    )
-
-
-def _served(config: Config, pools: Sequence[str] | None) -> tuple[Pool, ...]:
-    for name in pools or ():
-        if name not in config.pools:
-            raise _unknown(config, f"no pool is called {name}; there are {', '.join(config.pools) or 'none'}")
-    return tuple(pool for name, pool in config.pools.items() if pools is None or name in pools)
-
-
-def _unknown(config: Config, message: str) -> ConfigError:
-    return ConfigError([Problem(config.source or "configuration", None, "pools", message)])
-
-
-def _environment() -> dict[str, str]:
-    """The child finds the packages where this process did."""
-    paths = [path for path in sys.path if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _signal(process: Any, number: signal.Signals) -> None:
-    if process is not None and process.returncode is None:
+            return Reply(False, "nothing changed: this worker is ending")
+        earlier = self._layout
         try:
-            process.send_signal(number)
-        except ProcessLookupError:
-            return
+            whole = await asyncio.to_thread(self._pools.with_added, config)
+        except BrokerError as error:
+            log.error("%s: nothing changed: %s", source, error)
+            return Reply(False, f"nothing changed: {error}")
+        told = changes(earlier.config, whole)
+        self._config, self._layout = config, layout(whole, self._selection, _cpus())
+        if told.applied:
+            await asyncio.to_thread(self._pools.change, earlier.served, self._layout.served)
+            self._lay_out()
+            for warning in self._layout.plan.warnings:
+                log.warning("%s", warning)
+            await self._all_applied()
+        log.info("%s: %s", source, told)
+        loaded = {pool.name: len(pool.endpoints) for pool in self._layout.served}
+        return Reply(True, str(told), loaded)
+
+    def _lay_out(self) -> None:
+        """Gives every process its share: those that run, new ones for what is left; those without a share drain."""
+        number = self._base.number + 1
+        self._base = Spec(self._base.redis_url, (), {}, self._base.burst, self._base.prefix, number=number)
+        staying = [child for child in self._children if not child.leaving]
+        takers = match([child.places for child in staying], self._layout.shares)
+        for share, taker in zip(self._layout.shares, takers, strict=True):
+            spec = self._layout.spec(share, self._base)
+            if taker is not None:
+                staying[taker].tell(share, spec)
+            else:
+                self._begin(share, spec)
+        for at, child in enumerate(staying):
+            if at not in takers:
+                log.info("process %d drains: it is not needed any longer", child.number)
+                child.drain()
+
+    def _begin(self, share: tuple[str, ...], spec: Spec) -> None:
+        used = {child.number for child in self._children}
+        number = next(n for n in range(1, len(used) + 2) if n not in used)
+        child = Child(number, share, spec, self._notify)
+        self._children.append(child)
+        task = asyncio.create_task(child.keep(lambda: not self._started))
+        task.add_done_callback(lambda _: self._notify())
+        self._tasks[child] = task
+        self._notify()
+
+    async def _all_applied(self) -> None:
+        """Every process that runs serves by the newest Spec; or one takes long, and will."""
+        end = time.monotonic() + APPLIED_WITHIN_S
+        while any(c.pid is not None and not c.leaving and c.applied < self._base.number for c in self._children):
+            left = end - time.monotonic()
+            if left <= 0:
+                log.warning("a process has not taken the new configuration within %.0f s", APPLIED_WITHIN_S)
+                return
+            await self._until_changed(left)
+
+    async def _until_changed(self, timeout: float | None = None) -> None:
+        """Something happened to a child, or it is time."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        await asyncio.wait([waiter], timeout=timeout)
+        self._waiters.discard(waiter)
+
+    def _notify(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _give_up(self, code: int) -> None:
+        self.stop()
+        self.stop()
+        await self.wait()
+        failure = BrokerError("a worker process ended before it was ready; its message stands above")
+        failure.exit_code = code if code in (2, 3, 4) else 4
+        raise failure
 
 
-def _exit_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"
+def _refuse_empty(new: Config, old: Config) -> None:
+    """A file that was just emptied is no wish to serve nothing."""
+    if old.pools and not new.pools:
+        message = "names no pool; to serve nothing, set `enabled: false`, or end the worker"
+        raise ConfigError([Problem(new.source or "configuration", None, "pools", message)])
 
 
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
+def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
 
 
+def _cpus() -> int:
+    return os.cpu_count() or 1

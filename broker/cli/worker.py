@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from broker.cli.settings import Redis, load, meant, redis_of, say
-from broker.config import Config, config_for_endpoints
+from broker.config import Config, config_for_endpoints, config_path
 from broker.configlayers import DEFAULT_POOL
 from broker.errors import ConfigError, HeadraceError, Problem, UsageError
 
@@ -23,13 +23,18 @@ NEEDED: Final = "no endpoint to serve: give -c FILE, --endpoint URL, or HEADRACE
 
 def worker(args: argparse.Namespace) -> int:
     """The verb."""
+    from workers.configwatch import ConfigFile
     from workers.supervisor import Supervisor
 
-    config, pools, endpoints = _select(args)
+    path = config_path(args.config)
+    file = ConfigFile(path, lambda: load(args)) if path is not None else None  # before it is read: no change is missed
+    config, pools, endpoints, of_file = _select(args)
     with redis_of(config) as redis:
         supervisor = Supervisor(
-            config, redis_url=redis.url, pools=pools, endpoints=endpoints, processes=args.processes, burst=args.burst
-        )
+            config, redis_url=redis.url, pools=pools, endpoints=endpoints, processes=args.processes, burst=args.burst,
+            file=file if of_file else None,
+        )  # fmt: skip
+        supervisor.take_added()
         sys.stdout.write(f"Redis: {redis.shown}\n{supervisor.plan.table()}\n")
         sys.stdout.flush()
         for warning in supervisor.plan.warnings:
@@ -57,8 +62,8 @@ async def mend(redis: Redis) -> None:
             await asyncio.to_thread(redis.mend)
 
 
-def _select(args: argparse.Namespace) -> tuple[Config, list[str] | None, list[str] | None]:
-    """The configuration, and which pools and endpoints of it; None for all."""
+def _select(args: argparse.Namespace) -> tuple[Config, list[str] | None, list[str] | None, bool]:
+    """The configuration, and which pools and endpoints of it; None for all. And whether these are the file's."""
     config = load(args)
     named = list(args.endpoint or ())
     known = {word for pool in config.pools.values() for each in pool.endpoints for word in (each.id, each.url)}
@@ -68,7 +73,7 @@ def _select(args: argparse.Namespace) -> tuple[Config, list[str] | None, list[st
         if len(args.pool or ()) > 1:
             raise UsageError("--endpoint URL: name one --pool for it")
         pool = args.pool[0] if args.pool else DEFAULT_POOL
-        return config_for_endpoints(named, pool, base=replace(config, warnings=())), [pool], None
+        return config_for_endpoints(named, pool, base=replace(config, warnings=())), [pool], None, False
     for each in foreign:
         ids = sorted(e.id for pool in config.pools.values() for e in pool.endpoints)
         raise UsageError(f"--endpoint {each!r} is not in {config.source or 'the configuration'}{meant(each, ids)}")
@@ -77,6 +82,6 @@ def _select(args: argparse.Namespace) -> tuple[Config, list[str] | None, list[st
             raise UsageError(
                 f"--pool {each!r} is not in {config.source or 'the configuration'}{meant(each, list(config.pools))}"
             )
-    if not any(pool.enabled for pool in config.pools.values()):
+    if not config.pools:
         raise ConfigError([Problem(config.source or "configuration", None, "", NEEDED)])
-    return config, args.pool, named or None
+    return config, args.pool, named or None, True

@@ -1,0 +1,163 @@
+"""What a supervisor reads and writes in Redis about the pools it serves: rules, endpoints added at run time, reloads.
+
+All of it is repeated until it has arrived: Redis may be out of reach at any time, and may come back empty.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.configmodel import Config, Pool
+from broker.errors import BrokerError
+from broker.registered import registered, with_registered
+from broker.scripts import Command
+from broker.store import Store
+from workers.policies import endpoint_rows, policies
+
+log = logging.getLogger("headrace.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What became of a reload. `loaded`: endpoints by pool."""
+
+    success: bool
+    message: str
+    loaded: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`asked`: pools whose reload was asked for, and the number of the wish; `revised`: endpoints came or went."""
+
+    asked: Mapping[str, int]
+    revised: bool
+
+
+class Pools:
+    """For one supervisor. Its methods block; they may be called from any thread. They raise BrokerError."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._served: dict[str, Pool] = {}
+        self._revisions: dict[str, bytes | None] = {}
+        self._asked: dict[str, int] = {}
+        self._due: set[str] = set()  # pools to register (again)
+        self._going: set[tuple[str, str]] = set()  # pool, endpoint: removed by us, and perhaps still at work
+        self._moved: set[tuple[str, str]] = set()  # pool, endpoint: another server now, of which nothing is known
+        self._warned: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def serve(self, pools: Sequence[Pool]) -> None:
+        """These are looked at; their processes register them."""
+        self._served = {pool.name: pool for pool in pools}
+
+    def with_added(self, config: Config) -> Config:
+        """The file's configuration and what was added at run time."""
+        names = list(config.pools)
+        revisions = self._store.pipelined([("HGET", self._store.keys.pool(name), "revision") for name in names])
+        whole, warnings = with_registered(config, {name: registered(self._store, name) for name in names})
+        for warning in warnings if warnings != self._warned else ():
+            log.warning("%s", warning)
+        self._warned = warnings
+        self._revisions.update(zip(names, revisions, strict=True))
+        return whole
+
+    def change(self, old: Sequence[Pool], new: Sequence[Pool]) -> None:
+        """The rules for all processes, from the next claim on. What does not arrive now is sent at every `look`."""
+        with self._lock:
+            before = {pool.name: pool for pool in old}
+            self.serve(new)
+            for pool in old:
+                self._going |= {(pool.name, endpoint.id) for endpoint in pool.endpoints}
+            for pool in new:
+                self._going -= {(pool.name, endpoint.id) for endpoint in pool.endpoints}
+                self._moved |= {(pool.name, each) for each in _moved(before.get(pool.name), pool)}
+            left = [replace(pool, endpoints=()) for name, pool in before.items() if name not in self._served]
+            self._served.update({pool.name: pool for pool in left})
+            self._due |= set(self._served)
+            try:
+                self._register()
+            except BrokerError as error:
+                log.warning("the new rules wait for Redis: %s", error)
+
+    def look(self) -> Seen:
+        """What is new since the last look."""
+        keys, names = self._store.keys, list(self._served)
+        rows = self._store.pipelined(
+            [("HMGET", keys.pool(name), "revision", "reload_asked") for name in names]
+            + [("SCARD", keys.endpoints(name)) for name in names]
+        )
+        asked: dict[str, int] = {}
+        revised = False
+        for name, (revision, wish), known in zip(names, rows[: len(names)], rows[len(names) :], strict=True):
+            number = int(wish or 0)
+            if number > self._asked.setdefault(name, number):
+                asked[name] = number
+            self._asked[name] = number
+            revised = revised or (name in self._revisions and revision != self._revisions[name])
+            if not known and name in self._revisions and self._served[name].endpoints:
+                self._due.add(name)  # Redis came back empty
+        with self._lock:
+            self._register()
+        return Seen(asked, revised)
+
+    def answer(self, asked: Mapping[str, int], reply: Reply) -> None:
+        """To those who asked for a reload."""
+        told = {"success": reply.success, "message": reply.message, "at": round(time.time(), 3)}
+        self._store.pipelined(
+            [
+                (
+                    "HSET",
+                    self._store.keys.pool(name),
+                    "reload_result",
+                    json.dumps({**told, "loaded": reply.loaded.get(name, 0), "asked": number}),
+                )
+                for name, number in asked.items()
+            ]
+        )
+
+    def _register(self) -> None:
+        """What is due; an endpoint that still works after its removal makes its pool due again."""
+        due = [self._served[name] for name in sorted(self._due) if name in self._served]
+        if not due:
+            return
+        scripts = self._store.scripts
+        commands: list[Command[Any]] = [
+            scripts.register(pool.name, policies(pool), endpoint_rows(pool)) for pool in due
+        ]
+        commands += [scripts.reset(*moved) for moved in sorted(self._moved)]
+        replies = self._store.run_many(commands)
+        self._forget_checks()
+        self._due.clear()
+        for pool, gone in zip(due, replies[: len(due)], strict=True):
+            still = {(pool.name, endpoint) for endpoint in gone} & self._going
+            self._going -= {each for each in self._going - still if each[0] == pool.name}
+            if still:
+                self._due.add(pool.name)
+            elif not pool.endpoints:
+                del self._served[pool.name]
+
+    def _forget_checks(self) -> None:
+        """Another server at an endpoint's address is checked anew, at once."""
+        tickets = [
+            self._store.keys.ticket(pool, f"{duty}.{e}") for pool, e in self._moved for duty in ("health", "check")
+        ]
+        self._store.pipelined([("DEL", ticket) for ticket in tickets])
+        self._moved.clear()
+
+
+def _moved(old: Pool | None, new: Pool) -> list[str]:
+    if old is None:
+        return []
+    before = {endpoint.id: endpoint.url for endpoint in old.endpoints}
+    return [each.id for each in new.endpoints if before.get(each.id, each.url) != each.url]
