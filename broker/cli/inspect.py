@@ -1,13 +1,13 @@
-"""`headrace status`, `task show|cancel`, `endpoint list`: what Redis knows. Looking changes nothing."""
+"""`headrace status`, `task show|explain|cancel`: what Redis knows. Looking changes nothing."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from broker import admin
 from broker.cli import screen
@@ -16,9 +16,6 @@ from broker.errors import UnknownTask, UsageError
 from broker.logs import escape
 from broker.store import Store
 from broker.task import check_task_id
-
-WATCH_S: Final = 2.0
-CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 @contextmanager
@@ -46,40 +43,40 @@ def pools_of(store: Store, named: list[str] | None) -> list[str]:
 def status(args: argparse.Namespace) -> int:
     """Pools, queues and endpoints; with --watch again and again."""
     with store_of(args) as (store, shown):
-        while True:
-            found = [admin.status(store, name) for name in pools_of(store, args.pool)]
-            if args.watch and sys.stdout.isatty():
-                sys.stdout.write(CLEAR)
-            if args.json:
-                screen.print_json({"redis": shown, "pools": [each.to_dict() for each in found]})
-            else:
-                _print_status(shown, found)
-            sys.stdout.flush()
-            if not args.watch:
-                return 0
-            time.sleep(WATCH_S)
+
+        def read() -> list[admin.PoolStatus]:
+            return [admin.status(store, name) for name in pools_of(store, args.pool)]
+
+        if args.watch:
+            from broker.cli.watch import watch
+
+            return watch(args, shown, read, lambda found: _print_status(shown, found))
+        found = read()
+        if args.json:
+            screen.print_json({"redis": shown, "pools": [each.to_dict() for each in found]})
+        else:
+            _print_status(shown, found)
+    return 0
 
 
-def _print_status(shown: str, found: list[admin.PoolStatus]) -> None:
+def _print_status(shown: str, found: Sequence[admin.PoolStatus]) -> None:
+    from broker.cli.watch import headline
+
     sys.stdout.write(f"Redis: {shown}\n")
     if not found:
         sys.stdout.write("no pools: no worker has registered one yet\n")
     for pool in found:
-        oldest = f", the oldest for {screen.span(pool.oldest)}" if pool.oldest is not None else ""
-        special = ", ".join(f"{count} {name}" for name, count in pool.waiting.items() if count and name != "normal")
-        sys.stdout.write(
-            f"\npool {pool.pool}: {pool.backlog} waiting{f' ({special})' if special else ''}{oldest}; "
-            f"{pool.delayed} delayed, {pool.running} running, {screen.counted(pool.dead, 'dead letter')}; "
-            f"{screen.counted(len(pool.processes), 'process', 'processes')}\n"
-        )
+        sys.stdout.write(f"\n{headline(pool)}\n")
         _print_endpoints(pool)
 
 
 def _print_endpoints(pool: admin.PoolStatus) -> None:
+    from broker.cli.watch import why
+
     rows = [
         (
-            each.id, each.state, each.priority, f"{each.in_flight}/{each.max_concurrent}", each.served, each.failed,
-            "never" if each.age is None else screen.span(each.age) + " ago", each.reason or "",
+            each.id, each.state, each.priority, f"{each.in_flight}/{each.slots}", each.served, each.failed,
+            "never" if each.age is None else screen.span(each.age) + " ago", why(each),
         )
         for each in pool.endpoints
     ]  # fmt: skip
@@ -87,22 +84,25 @@ def _print_endpoints(pool: admin.PoolStatus) -> None:
         screen.print_table(("endpoint", "state", "priority", "slots", "served", "failed", "seen", "why"), rows)
 
 
-def endpoint_list(args: argparse.Namespace) -> int:
-    with store_of(args) as (store, _):
-        found = [admin.status(store, name) for name in pools_of(store, [args.pool] if args.pool else None)]
-        if args.json:
-            screen.print_json({pool.pool: [each.to_dict() for each in pool.endpoints] for pool in found})
-            return 0
-        for pool in found:
-            sys.stdout.write(f"pool {pool.pool}\n")
-            _print_endpoints(pool)
-    return 0
-
-
 def task_show(args: argparse.Namespace) -> int:
     check_task_id(args.id)
     with store_of(args) as (store, _):
         print_task(admin.task_show(store, args.id), args.json)
+    return 0
+
+
+def task_explain(args: argparse.Namespace) -> int:
+    """Why it waits: its place, and what keeps each endpoint from it."""
+    check_task_id(args.id)
+    with store_of(args) as (store, _):
+        told = admin.task_explain(store, args.id)
+        if args.json:
+            screen.print_json(told.to_dict())
+            return 0
+        sys.stdout.write(f"{told.id} of pool {told.pool}, {told.state}: {escape(told.summary)}\n")
+        if told.endpoints:
+            rows = [(each.endpoint, "yes" if each.allowed else "no", each.why) for each in told.endpoints]
+            screen.print_table(("endpoint", "may take it", "now"), rows)
     return 0
 
 

@@ -65,6 +65,7 @@ def build() -> Parser:
     _add_task(verbs)
     _add_dead(verbs)
     _add_endpoint(verbs)
+    _add_serve(verbs)
     _add_config(verbs)
     _add_tools(verbs)
     return parser
@@ -129,12 +130,16 @@ def _add_enqueue(verbs: Any) -> None:
 def _add_status(verbs: Any) -> None:
     status = _verb(verbs, "status", "inspect:status", "pools, queues and endpoints")
     status.add_argument("--pool", metavar="P", action="append", help="this pool only")
-    status.add_argument("--watch", action="store_true", help="again each two seconds")
+    status.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
 
 
 def _add_task(verbs: Any) -> None:
     group = _group(verbs, "task", "one task")
-    for name, help in (("show", "what became of it"), ("cancel", "take it back, running or not")):
+    for name, help in (
+        ("show", "what became of it"),
+        ("explain", "why it waits"),
+        ("cancel", "take it back, running or not"),
+    ):
         verb = _verb(group, name, f"inspect:task_{name}", help)
         verb.add_argument("id", metavar="ID")
 
@@ -154,9 +159,32 @@ def _add_dead(verbs: Any) -> None:
 
 
 def _add_endpoint(verbs: Any) -> None:
-    group = _group(verbs, "endpoint", "endpoints as Redis knows them")
-    listing = _verb(group, "list", "inspect:endpoint_list", "state, load and counters of each")
+    group = _group(verbs, "endpoint", "endpoints: look, take out of use, add")
+    listing = _verb(group, "list", "endpointverbs:endpoint_list", "state, load, health and counters of each")
     listing.add_argument("--pool", metavar="P")
+    for name, help in (
+        ("drain", "give it no more tasks; what runs finishes"),
+        ("undrain", "give it tasks again"),
+        ("reset", "close its breaker, end its pause"),
+        ("remove", "remove one that was added; what runs finishes"),
+    ):
+        verb = _verb(group, name, f"endpointverbs:endpoint_{name}", help)
+        verb.add_argument("id", metavar="ID")
+        verb.add_argument("--pool", metavar="P", help="needed where two pools have the id")
+    add = _verb(group, "add", "endpointverbs:endpoint_add", "add one to a pool at run time; it survives restarts")
+    add.add_argument("url", metavar="URL")
+    add.add_argument("--pool", metavar="P", help="needed where there is more than one")
+    add.add_argument("--id", metavar="ID", help="made of host and port without it")
+    add.add_argument("--priority", type=count, metavar="N", help="1 to 10 (5); 10 is preferred")
+    add.add_argument("--slots", type=count_or_auto, metavar="N", help="requests in flight (8), or auto")
+    add.add_argument("--capability", metavar="C", action="append", default=[], help="what it can do; again for each")
+    add.add_argument("--label", metavar="NAME=VALUE", action="append", default=[], help="again for each")
+
+
+def _add_serve(verbs: Any) -> None:
+    serve = _verb(verbs, "serve", "serve:serve", "the management API over HTTP", json=False)
+    serve.add_argument("--host", metavar="H", help="127.0.0.1 without it; others need HEADRACE_API_TOKEN")
+    serve.add_argument("--port", type=port, metavar="P", help="8080 without it; 0 takes a free one")
 
 
 def _add_config(verbs: Any) -> None:
@@ -182,6 +210,12 @@ def count(text: str) -> int:
 
 def count_or_auto(text: str) -> int | str:
     return "auto" if text == "auto" else count(text)
+
+
+def port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 5 or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a port, 0 to 65535")
+    return int(text)
 
 
 def seconds(text: str) -> float:
