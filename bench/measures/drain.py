@@ -1,0 +1,97 @@
+"""Tasks a second that one worker process gets through, from a queue that is full: claim, POST, store the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+from bench.endpoints import Endpoint, fast_endpoint, fast_name
+from bench.lab import Handle, Lab, median
+from bench.measures.progress import rate, watch
+from bench.processes import BenchError, run, until
+from bench.report import Goal, Section, number
+from bench.servers import server
+
+SLOTS = 256
+DEAR_CLIENT_US = 90.0  # above this the client hides the queue, and 0.95 of it is asked for
+
+
+def drain(
+    handle: Handle, endpoint: Endpoint, count: int, *, slots: int = SLOTS, processes: int = 1, role: str = "worker"
+) -> float:
+    """Tasks/s. Raises BenchError unless every result is in Redis in the end."""
+    handle.lab.server.clear()
+    handle.enqueue(count)
+    before = endpoint.served()
+    with handle.serving(endpoint, slots=slots, processes=processes, role=role):
+        samples = watch(lambda: endpoint.served() - before, count, handle)
+        stored = handle.stored()
+        if 0 <= stored < count:
+            until(lambda: handle.stored() >= count, f"{handle.name}: {count} results in Redis, there are {stored}", 15)
+    return rate(samples)
+
+
+def bare(lab: Lab, url: str, count: int, in_flight: int = SLOTS, transport: str = "") -> dict[str, float]:
+    """What bench.bare prints."""
+    words = [sys.executable, "-m", "bench.bare", "--url", url, "--count", str(count), "--in-flight", str(in_flight)]
+    told: dict[str, float] = json.loads(run("worker", [*words, "--transport", transport or lab.options.transport]))
+    return told
+
+
+def with_aof(lab: Lab, kind: str, measure: Callable[[], float]) -> float:
+    """The same on a server with its append-only file on."""
+    folder = lab.folder / "aof"
+    folder.mkdir(exist_ok=True)
+    usual = lab.server
+    with server(kind, folder, aof=True) as lab.server:
+        try:
+            return measure()
+        finally:
+            lab.server = usual
+
+
+def measure(lab: Lab) -> Section:
+    section = Section("drain", "Drain of a full queue", ("system", "tasks/s", "against rq", "against bare", "how"))
+    count, rivals = lab.options.tasks, lab.others
+    counts = [max(20, int(count * handle.share)) for handle in rivals]
+    with fast_endpoint(lab.folder) as endpoint:
+        url = endpoint.urls[0]
+        ours, over_aof, two, limit, *theirs = lab.rounds(
+            lambda: drain(lab.headrace, endpoint, count),
+            lambda: with_aof(lab, lab.kind, lambda: drain(lab.headrace, endpoint, count)),
+            lambda: drain(lab.headrace, endpoint, count, processes=2, role="free") if lab.options.cores > 1 else None,
+            lambda: bare(lab, url, count),
+            *(lambda h=handle, n=n: drain(h, endpoint, n) for handle, n in zip(rivals, counts, strict=True)),
+        )
+    if not ours or not limit:
+        raise BenchError("drain: headrace or the bare client could not be measured")
+    best = median([told["rate"] for told in limit])
+    mine, cpu = median(ours), median([told["cpu_us"] for told in limit])
+    peers = {handle.name: median(found) for handle, found in zip(rivals, theirs, strict=True) if found}
+    rq = peers.get("rq", float("nan"))
+
+    def row(name: str, value: float, how: str) -> None:
+        section.add(name, number(value), number(value / rq, "x"), number(value / best, "x"), how)
+
+    client = f"transport {lab.options.transport}, {SLOTS} in flight, {cpu:.0f} us CPU a request"
+    row("no queue, bare client", best, client)
+    row("headrace", mine, f"{lab.headrace.setup}, {SLOTS} slots")
+    row("headrace, AOF everysec", median(over_aof), "the same")
+    if two:
+        row("headrace, 2 processes", median(two), "not pinned, sharing the cores with server and endpoint")
+    for handle in rivals:
+        if handle.name in peers:
+            row(handle.name, peers[handle.name], handle.setup)
+    fastest = max(peers, key=lambda name: peers[name], default="")
+    section.goals += [
+        Goal("drain against rq SimpleWorker", mine / rq, 50, unit="x"),
+        Goal("drain against the fastest peer", mine / peers.get(fastest, float("nan")), 5, unit="x", detail=fastest),
+        Goal("drain against the bare client", mine / best, 0.95 if cpu > DEAR_CLIENT_US else 0.6, unit="x",
+             detail=f"the client costs {cpu:.0f} us a request"),
+        Goal("AOF everysec against off", median(over_aof) / mine, 0.9, unit="x"),
+        Goal("two processes against one", median(two) / mine, 1.6, unit="x"),
+    ]  # fmt: skip
+    section.notes.append(f"Endpoint: {fast_name()}. {count} tasks for headrace, fewer for slower systems; every result "
+                         "was in Redis in the end. The first tenth of each drain is not counted.")  # fmt: skip
+    return section
