@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any, Generic, Literal, TypeVar
 
@@ -49,12 +49,12 @@ class Command(Generic[T]):
     parse: Callable[[Any], T]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _part(name: str) -> str:
     return resources.files("broker").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(verb: str, clock_key: str = "") -> Script:
     """The verb's script: common.lua, the parts its header needs, the verb.
 
@@ -84,7 +84,7 @@ def _words(reply: Any) -> list[Any]:
 
 
 class Words(list[Any]):
-    """A word a task, and `events`: what became of breakers, "opened <endpoint> <cooldown ms>" or "closed <endpoint>"."""
+    """A word a task, and `events` of breakers: "opened <endpoint> <cooldown ms>" or "closed <endpoint>"."""
 
     events: tuple[str, ...] = ()
 
@@ -191,7 +191,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A failed attempt, tried again after `delay` seconds, elsewhere if `exclude`; the endpoint rests `pause` seconds."""
+    """A failed attempt, tried again after `delay` seconds, elsewhere if `exclude`; the endpoint rests for `pause`."""
 
     lease: Lease
     delay: float
@@ -233,7 +233,8 @@ class Reaped:
 def _claimed(row: list[Any]) -> Claimed:
     return Claimed(
         Lease(_text(row[0]), _text(row[2]), _text(row[1])),
-        int(row[3]), int(row[4]), int(row[5]) / 1000, int(row[6]) / 1000, int(row[7]) / 1000, row[8], bool(row[9]), int(row[10]),
+        int(row[3]), int(row[4]), int(row[5]) / 1000, int(row[6]) / 1000, int(row[7]) / 1000,
+        row[8], bool(row[9]), int(row[10]),
     )  # fmt: skip
 
 
@@ -252,7 +253,9 @@ class Scripts:
     def all(self) -> list[Script]:
         return [load(verb, self._clock_key) for verb in VERBS]
 
-    def _command(self, verb: str, pool: str, args: Sequence[str | bytes | int], parse: Callable[[Any], T]) -> Command[T]:
+    def _command(
+        self, verb: str, pool: str, args: Sequence[str | bytes | int], parse: Callable[[Any], T]
+    ) -> Command[T]:
         script = load(verb, self._clock_key)
         return Command(script, self.keys.pool(pool), [self.keys.prefix, pool, *args], parse)
 
@@ -261,8 +264,9 @@ class Scripts:
         args: list[str | bytes | int] = [max_depth, len(tasks)]
         for task in tasks:
             args += (
-                task.id, task.priority, ",".join(task.requires), _ms(task.delay), _ms(task.deadline), task.max_attempts,
-                task.reply, task.idempotency_key, task.digest, task.data, task.timeout, task.description, task.created_at,
+                task.id, task.priority, ",".join(task.requires), _ms(task.delay), _ms(task.deadline),
+                task.max_attempts, task.reply, task.idempotency_key, task.digest, task.data, task.timeout,
+                task.description, task.created_at,
             )  # fmt: skip
 
         def parse(reply: Any) -> list[Enqueued]:
@@ -323,7 +327,8 @@ class Scripts:
         return self._command("promote", pool, [], int)
 
     def reap(self, pool: str, *, max_deliveries: int, dead_letter_ttl: float) -> Command[Reaped]:
-        return self._command("reap", pool, [max_deliveries, _ms(dead_letter_ttl)], lambda reply: Reaped(*map(int, reply)))
+        args = [max_deliveries, _ms(dead_letter_ttl)]
+        return self._command("reap", pool, args, lambda reply: Reaped(*map(int, reply)))
 
     def expire(self, pool: str, *, result_ttl: float) -> Command[int]:
         return self._command("expire", pool, [_ms(result_ttl)], int)

@@ -47,11 +47,12 @@ def translate(error: Exception, url: str) -> BrokerError:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
         return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; check the user and password in redis.url")
+    place = f"Redis at {masked(url)}"
     if isinstance(error, CONNECTION_ERRORS):
-        return BrokerUnavailable(f"Redis at {masked(url)} cannot be reached: {text}; is it running, is redis.url right?")
+        return BrokerUnavailable(f"{place} cannot be reached: {text}; is it running, is redis.url right?")
     if "OOM" in text[:40] or isinstance(error, redis.exceptions.OutOfMemoryError):
-        return QueueFull(f"Redis at {masked(url)} is at its memory limit; nothing was queued; drain tasks or raise maxmemory")
-    return BrokerError(f"Redis at {masked(url)}: {text}")
+        return QueueFull(f"{place} is at its memory limit; nothing was queued; drain tasks or raise maxmemory")
+    return BrokerError(f"{place}: {text}")
 
 
 def _options(url: str) -> dict[str, Any]:

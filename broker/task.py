@@ -81,7 +81,7 @@ def check_path(path: object) -> str:
     if not isinstance(path, str) or not path:
         raise InvalidTask(f"path {path!r}: must be a string that starts with '/'")
     if "://" in path.split("?", 1)[0] or path.startswith("//"):
-        raise InvalidTask(f"path {path[:80]!r}: give a path, not a URL; the endpoint's address comes from the configuration")
+        raise InvalidTask(f"path {path[:80]!r}: give a path, not a URL; the address comes from the configuration")
     if not path.startswith("/"):
         raise InvalidTask(f"path {path[:80]!r}: must start with '/'")
     if len(path) > MAX_PATH_CHARS:
@@ -106,7 +106,7 @@ def check_headers(headers: object) -> dict[str, str]:
         lowered = name.lower()
         if lowered in FORBIDDEN_HEADERS or lowered.startswith("proxy-"):
             raise InvalidTask(f"header {name!r}: a task may not set it; it belongs to the endpoint or the connection")
-        if not isinstance(value, str) or not value.isascii() or any(c < " " and c != "\t" or c == "\x7f" for c in value):
+        if not isinstance(value, str) or not value.isascii() or any((c < " " and c != "\t") or c > "~" for c in value):
             raise InvalidTask(f"header {name!r}: the value must be printable ASCII without CR or LF")
         if lowered in checked:
             raise InvalidTask(f"header {name!r}: given twice")

@@ -1,6 +1,6 @@
 """The loop that claims for all endpoints of one pool in this process and settles what ended, in one round trip.
 
-It keeps no scheduling state: it asks the scripts, starts what it is given, and hands back what came of it. Outcomes that
+It keeps no scheduling state: it asks the scripts, starts what it is given, hands back what came of it. Outcomes that
 end while a round trip is under way travel with the next one, so batches grow with load and cost no latency when idle.
 """
 
@@ -182,8 +182,9 @@ class Dispatcher:
                 elif kind is Release:
                     command = scripts.release(name, batch)
                 else:
+                    dead_ttl, ttl = queue.dead_letter_ttl, queue.result_ttl
                     command = scripts.dead_letter(
-                        name, batch, dead_letter_ttl=queue.dead_letter_ttl, result_ttl=queue.result_ttl, ended_at=ended_at
+                        name, batch, dead_letter_ttl=dead_ttl, result_ttl=ttl, ended_at=ended_at
                     )
                 commands.append(command)
                 items.append(batch)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.errors import BrokerError
-from broker.scripts import Lease
 from broker.store import BLOCK_AT_MOST, AsyncStore
 
 TICKET_MS: Final = 8000
@@ -25,7 +24,7 @@ log = logging.getLogger("headrace.doorbell")
 async def answer_doorbell(
     store: AsyncStore, process: str, on_work: Callable[[], None], on_cancel: Callable[[str, str], None]
 ) -> None:
-    """Until canceled: `on_work()` when a task waits for us, `on_cancel(task id, lease token)` when one of ours ended."""
+    """Until canceled: `on_work()` when a task waits for us, `on_cancel(task id, token)` when one of ours ended."""
     key = store.keys.bell(process)
     while True:
         try:

@@ -1,5 +1,5 @@
-"""Checks of endpoints: in the background, side by side, on connections of their own; and before an idle endpoint's first
-task. One process does each check: whoever takes the ticket.
+"""Checks of endpoints: in the background, side by side, on connections of their own; and before an idle endpoint's
+first task. One process does each check: whoever takes the ticket.
 
 A check looks at `GET path`. An endpoint that answers without having such a route is healthy: it answers. A probe, where
 the configuration has one, is a real small request besides: a server may look healthy while inference hangs.

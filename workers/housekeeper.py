@@ -118,8 +118,8 @@ class Housekeeper:
             if not taken:
                 continue
             scripts = self._store.scripts
-            self._until_done(lambda: scripts.promote(pool))
-            self._until_done(lambda: scripts.expire(pool, result_ttl=queue.result_ttl))
+            self._until_done(scripts.promote(pool))
+            self._until_done(scripts.expire(pool, result_ttl=queue.result_ttl))
             if may_reap:
                 found: Reaped = self._store.run(
                     scripts.reap(pool, max_deliveries=queue.max_deliveries, dead_letter_ttl=queue.dead_letter_ttl)
@@ -127,9 +127,9 @@ class Housekeeper:
                 if found.requeued or found.poisoned:
                     log.warning("%s: %d leases expired, %d tasks are poison", pool, found.requeued, found.poisoned)
 
-    def _until_done(self, command: Callable[[], Command[int]]) -> None:
+    def _until_done(self, command: Command[int]) -> None:
         for _ in range(100):
-            if self._store.run(command()) < BATCH:
+            if self._store.run(command) < BATCH:
                 return
 
     # RQ's picture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from broker.configmodel import Endpoint, Pool
 from broker.scripts import EndpointRow
 
-
 CHECK_GRACE = 2  # an idle endpoint is checked before its next task when its last check is this many intervals old
 
 

@@ -118,7 +118,8 @@ class Worker:
         level = logging.INFO if attempt == 1 else logging.DEBUG
         log.log(level, "task %s: attempt %d on %s: %s", claimed.lease.id, attempt, self.endpoint.id, failure)
         history = self._history(claimed, failure, now, round(decision.delay_s, 3))
-        return Retry(claimed.lease, decision.delay_s, failure.rule.breaker, str(failure), history, pause=decision.pause_s)
+        verdict, pause = failure.rule.breaker, decision.pause_s
+        return Retry(claimed.lease, decision.delay_s, verdict, str(failure), history, pause=pause)
 
     def _give_up(self, claimed: Claimed, failure: AttemptFailed, reason: str, now: float) -> DeadLetter:
         body = failure.body[: int(self.pool.queue.result_limit * RESULT_SHARE)]

@@ -17,7 +17,7 @@ PATIENT = {"max_attempts": 100, "backoff": {"initial": "20ms", "max": "100ms"}}
 
 
 def field(store: Store, endpoint: str, name: str, pool: str = "llm") -> str:
-    value = store.raw(lambda client: client.hget(store.keys.endpoint(pool, endpoint), name))
+    (value,) = store.pipelined([("HGET", store.keys.endpoint(pool, endpoint), name)])
     return value.decode() if value else ""
 
 
@@ -140,7 +140,8 @@ def test_the_later_of_two_pauses_wins(tmp_path: Path, redis_url: str) -> None:
             hits = served(endpoint)
             last = broker.enqueue("llm", CHAT)
             until(lambda: running.ready("llm"), "the process waits")
-            assert last.status() == "queued" and served(endpoint) == hits
+            assert last.status() == "queued"
+            assert served(endpoint) == hits
 
 
 def test_shares_are_proportional_to_speed(tmp_path: Path, redis_url: str) -> None:
@@ -156,7 +157,9 @@ def test_shares_are_proportional_to_speed(tmp_path: Path, redis_url: str) -> Non
         hits = [served(endpoint) for endpoint in endpoints]
     assert sum(hits) == 700
     # 4:2:1, less what a request costs beside its latency, which weighs most on the fastest
-    assert abs(hits[0] / 700 - 4 / 7) < 0.03 and abs(hits[1] / 700 - 2 / 7) < 0.03 and abs(hits[2] / 700 - 1 / 7) < 0.03
+    assert abs(hits[0] / 700 - 4 / 7) < 0.03
+    assert abs(hits[1] / 700 - 2 / 7) < 0.03
+    assert abs(hits[2] / 700 - 1 / 7) < 0.03
 
 
 def adaptive(folder: Path, url: str, endpoint: SimulatedEndpoint) -> Any:

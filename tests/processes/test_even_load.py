@@ -75,7 +75,8 @@ def test_one_slot_completes_in_order_of_submission(tmp_path: Path, redis_url: st
             results = [task.result(timeout=60) for task in tasks]
     started = [result.started_at for result in results]
     ended = [result.ended_at for result in results]
-    assert started == sorted(started) and ended == sorted(ended)
+    assert started == sorted(started)
+    assert ended == sorted(ended)
 
 
 def test_a_burst_ends_when_nothing_waits(tmp_path: Path, redis_url: str) -> None:

@@ -54,7 +54,8 @@ def test_attempts_keep_to_the_backoff_and_do_not_hold_up_fresh_tasks(tmp_path: P
 def test_half_of_a_thousand_fail_once_and_no_slot_leaks(tmp_path: Path, redis_url: str) -> None:
     """S4."""
     with simulated_endpoints(4, "--latency", "2ms") as endpoints, Broker(redis_url) as broker:
-        pool = pool_config([e.url for e in endpoints], slots=8, retry=QUICK, breaker={"failures": 1000, "failure_percent": 0})
+        breaker = {"failures": 1000, "failure_percent": 0}
+        pool = pool_config([e.url for e in endpoints], slots=8, retry=QUICK, breaker=breaker)
         with fleet(tmp_path, redis_url, {"llm": pool}, 2) as running:
             works = [chat(str(i), x_sim={"fail_first": 1, "status": 503} if i % 2 else {}) for i in range(1000)]
             results = list(broker.map("llm", works, window=1000, timeout=60))
@@ -70,10 +71,8 @@ def test_over_long_prompts_are_dead_letters_at_once_and_open_no_breaker(tmp_path
         with fleet(tmp_path, redis_url, {"llm": pool}, 2) as running:
             works = [chat(str(i), x_sim={"status": 400} if i < 100 else {}) for i in range(200)]
             results = list(broker.map("llm", works, window=200, timeout=60))
-            states = [
-                running.store.raw(lambda r, e=e: r.hget(running.store.keys.endpoint("llm", e), "state"))
-                for e in ("e0", "e1")
-            ]
+            keys = [running.store.keys.endpoint("llm", endpoint) for endpoint in ("e0", "e1")]
+            states = running.store.pipelined([("HGET", key, "state") for key in keys])
         hits = sum(endpoint.stats()["hits"] for endpoint in endpoints)
     assert Counter((result.outcome, result.attempts) for result in results) == {("dead", 1): 100, ("ok", 1): 100}
     assert {result.status_code for result in results if not result.ok} == {400}
@@ -103,7 +102,8 @@ def test_each_attempt_goes_to_another_endpoint_and_the_last_makes_a_dead_letter(
             (result,) = broker.map("llm", [chat("x", x_sim={"status": 500})], timeout=30)
             lines = history(running.store, result.task_id)
     assert (result.outcome, result.attempts, result.status_code) == ("dead", 3, 500)
-    assert len({line["endpoint"] for line in lines}) == 3 and len(lines) == 3
+    assert len({line["endpoint"] for line in lines}) == 3
+    assert len(lines) == 3
     assert "attempt 3 of 3 failed" in result.reason
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -32,16 +33,20 @@ def rq_command(url: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize("serializer", [None, JSONSerializer], ids=["pickle", "json"])
-def test_a_plain_rq_job_is_finished_by_our_worker(tmp_path: Path, redis_url: str, serializer: object) -> None:
+def test_a_plain_rq_job_is_finished_by_our_worker(tmp_path: Path, redis_url: str, serializer: Any) -> None:
     connection = redis.Redis.from_url(redis_url)
     queue = Queue("llm", connection=connection, serializer=serializer)
     with simulated_endpoints(2) as endpoints:
         with fleet(tmp_path, redis_url, {"llm": pool_config([e.url for e in endpoints])}, 2):
             job = queue.enqueue("workers.jobs.request", **CALL)
             until(lambda: job.get_status(refresh=True) == "finished", "the job is finished")
-            value = job.latest_result().return_value
+            answer = job.latest_result()
+            assert answer is not None
+            value: Any = answer.return_value
         assert sum(endpoint.stats()["hits"] for endpoint in endpoints) == 1
-    assert value["status_code"] == 200 and value["endpoint"] in ("e0", "e1") and value["json"]["choices"]
+    assert value["status_code"] == 200
+    assert value["endpoint"] in ("e0", "e1")
+    assert value["json"]["choices"]
     assert job.id in FinishedJobRegistry(queue=queue).get_job_ids()
     assert len(queue) == 0
 
@@ -56,7 +61,9 @@ def test_what_is_not_ours_becomes_a_dead_letter_with_a_reason_and_stops_nobody(
             ours = queue.enqueue("workers.jobs.request", **CALL)
             until(lambda: ours.get_status(refresh=True) == "finished", "ours is finished")
             until(lambda: foreign.get_status(refresh=True) == "failed", "the foreign one is failed")
-    assert "os.getcwd" in (foreign.latest_result().exc_string or "")
+    answer = foreign.latest_result()
+    assert answer is not None
+    assert "os.getcwd" in (answer.exc_string or "")
     assert foreign.id in FailedJobRegistry(queue=queue).get_job_ids()
 
 
@@ -84,8 +91,9 @@ def test_rq_info_lists_queues_and_workers_truly_and_harms_nothing(tmp_path: Path
             shown = rq_command(redis_url, "info")
             running = StartedJobRegistry(queue=queue).get_job_ids()
             after = rq_command(redis_url, "info")
-    assert "llm" in shown and "6" in shown and "2 workers" in shown, shown
-    assert len(running) == 4 and set(running) <= {job.id for job in jobs}
+    assert all(words in shown for words in ("llm", "6", "2 workers")), shown
+    assert len(running) == 4
+    assert set(running) <= {job.id for job in jobs}
     assert "2 workers" in after
     # The drain released nothing to RQ's failed registry.
     assert not FailedJobRegistry(queue=queue).get_job_ids(cleanup=False)
@@ -95,10 +103,9 @@ def test_a_scheduled_rq_job_needs_no_scheduler(tmp_path: Path, redis_url: str) -
     from datetime import timedelta
 
     queue = Queue("llm", connection=redis.Redis.from_url(redis_url), serializer=JSONSerializer)
-    with simulated_endpoints(1) as (endpoint,):
-        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
-            job = queue.enqueue_in(timedelta(seconds=1), "workers.jobs.request", **CALL)
-            until(lambda: job.get_status(refresh=True) == "finished", "it is finished")
+    with simulated_endpoints(1) as (endpoint,), fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
+        job = queue.enqueue_in(timedelta(seconds=1), "workers.jobs.request", **CALL)
+        until(lambda: job.get_status(refresh=True) == "finished", "it is finished")
 
 
 def test_job_fetch_reads_our_tasks(tmp_path: Path, redis_url: str) -> None:
@@ -110,5 +117,7 @@ def test_job_fetch_reads_our_tasks(tmp_path: Path, redis_url: str) -> None:
             task = broker.enqueue("llm", Request("POST", "/v1/chat/completions", json=BODY))
             task.result(timeout=30)
     job = Job.fetch(task.id, connection=connection, serializer=JSONSerializer)
-    assert job.get_status() == "finished" and job.func_name == "workers.jobs.request"
-    assert job.kwargs["path"] == "/v1/chat/completions" and job.ended_at is not None
+    assert job.get_status() == "finished"
+    assert job.func_name == "workers.jobs.request"
+    assert job.kwargs["path"] == "/v1/chat/completions"
+    assert job.ended_at is not None

@@ -1,4 +1,4 @@
-"""A real fleet for tests: worker processes under a real supervisor, in a process of its own, and what Redis shows of it.
+"""A real fleet for tests: worker processes under a real supervisor, in a process of its own, and Redis' picture of it.
 
 Tests enqueue through the public Broker or through RQ, count at the endpoints, and wait for events.
 """
@@ -113,12 +113,15 @@ def fleet(
         running.close()
 
 
+def as_text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def in_flight(store: Store, pool: str) -> int:
     """Leases over all endpoints of a pool."""
     endpoints = store.raw(lambda client: client.smembers(store.keys.endpoints(pool)))
-    return sum(
-        store.raw(lambda client, e=endpoint: client.zcard(store.keys.slots(pool, e.decode()))) for endpoint in endpoints
-    )
+    counts = store.pipelined([("ZCARD", store.keys.slots(pool, as_text(endpoint))) for endpoint in endpoints])
+    return sum(counts)
 
 
 def history(store: Store, task_id: str) -> list[dict[str, Any]]:
