@@ -39,6 +39,12 @@ async def _bytes(request: Request) -> bytes:
     return b"".join(parts)
 
 
+def _number(text: str) -> int | float:
+    """JSON has one kind of number: 5.0 is a whole one."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 def _object(operation: Operation, request: Request, data: bytes) -> Mapping[str, Any]:
     if not data:
         if operation.body is not None and operation.body.get("required"):
@@ -48,7 +54,7 @@ def _object(operation: Operation, request: Request, data: bytes) -> Mapping[str,
     if kind != "application/json":
         raise ApiError(415, "not_json", "the body must be JSON, with Content-Type: application/json")
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_float=_number)
     except (ValueError, RecursionError) as error:  # ValueError: also what is no UTF-8
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -247,17 +247,6 @@ def test_a_task_is_shown_explained_and_canceled(api: httpx.Client, broker: Broke
     refused(api.get("/api/tasks/no%20id"), 400, "invalid")
 
 
-# The description
-
-
-def test_the_description_names_every_route(api: httpx.Client) -> None:
-    described = good(api.get("/openapi.json"))
-    assert described["openapi"] == "3.1.0"
-    routes = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
-    assert {(each.method, each.path) for each in OPERATIONS} < routes
-    assert len({each.name for each in OPERATIONS}) == len(OPERATIONS)
-
-
 def test_a_number_that_json_does_not_have(api: httpx.Client, broker: Broker, store: Store) -> None:
     """Python reads NaN where a stranger wrote it; other readers would choke on it."""
     register(store, POOL)

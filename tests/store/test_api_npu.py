@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,7 +14,7 @@ from broker import Broker
 from broker.config import Config, load_config
 from broker.scripts import Release
 from broker.store import Store
-from tests.support.api import FILE, POOL, TOKEN, api_server, ask, fail, good, in_use, refused
+from tests.support.api import FILE, POOL, TOKEN, api_server, ask, fail, good, in_use, refused, supervisor
 from tests.support.player import claim, echo, register, settle
 
 
@@ -107,26 +104,6 @@ def test_an_unhealthy_or_open_worker_is_not_healthy(api: httpx.Client, broker: B
     assert good(api.get("/api/npu/pool/stats"))["healthy_workers"] == 0
     workers = good(api.get("/api/npu/pool/workers"))["workers"]
     assert [(each["healthy"], each["circuit_state"]) for each in workers] == [(True, "OPEN"), (False, "CLOSED")]
-
-
-@contextmanager
-def supervisor(store: Store, pool: str, *, success: bool, message: str, loaded: int) -> Iterator[None]:
-    """Answers reloads, as the supervisor of a pool's workers does."""
-    over = threading.Event()
-    key = store.keys.pool(pool)
-
-    def loop() -> None:
-        while not over.wait(0.02):
-            asked = int(store.redis.hget(key, "reload_asked") or 0)
-            answer = {"success": success, "message": message, "loaded": loaded, "at": time.time(), "asked": asked}
-            if asked:
-                store.redis.hset(key, "reload_result", json.dumps(answer))
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    yield
-    over.set()
-    thread.join(5)
 
 
 def test_reload_tells_what_the_workers_said(api: httpx.Client, store: Store) -> None:

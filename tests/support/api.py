@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -124,3 +125,25 @@ def until(happened: Callable[[], Any], patience: float = 10.0) -> Any:
             return found
         time.sleep(0.02)
     raise AssertionError("not in time")
+
+
+@contextmanager
+def supervisor(store: Store, pool: str, *, success: bool, message: str, loaded: int) -> Iterator[None]:
+    """Answers reloads, as the supervisor of a pool's workers does."""
+    over = threading.Event()
+    key = store.keys.pool(pool)
+
+    def loop() -> None:
+        while not over.wait(0.02):
+            asked = int(store.redis.hget(key, "reload_asked") or 0)
+            answer = {"success": success, "message": message, "loaded": loaded, "at": time.time(), "asked": asked}
+            if asked:
+                store.redis.hset(key, "reload_result", json.dumps(answer))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5)
