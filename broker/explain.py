@@ -262,7 +262,7 @@ def _why_not_now(endpoint: EndpointStatus, now: float) -> str:
         return "is being probed with one task (breaker half open)"
     if endpoint.in_flight < endpoint.slots:
         return ""
-    slow = f", more as it recovers (of {endpoint.max_concurrent})" if endpoint.slots < endpoint.max_concurrent else ""
+    slow = f"; {endpoint.max_concurrent} when it has recovered" if endpoint.slots < endpoint.max_concurrent else ""
     return f"has all slots busy ({endpoint.in_flight}/{endpoint.slots}{slow})"
 
 
