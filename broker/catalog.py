@@ -71,6 +71,7 @@ def new_endpoint(pool: str, values: Mapping[str, Any], place: str) -> Endpoint:
     """What is to be added at run time; without an `id` one is made of host and port. Raises ConfigError."""
     given = {name: value for name, value in values.items() if value is not None}
     if "id" not in given:
+        given["id"] = "endpoint"  # for a URL that is refused anyway
         with suppress(ValueError):
             given["id"] = endpoint_id(endpoint_url(str(given.get("url", ""))))
     return endpoint_from(pool, given, place)
