@@ -217,6 +217,8 @@ class Supervisor:
 
     def _lay_out(self) -> None:
         """Gives every process its share: those that run, new ones for what is left; those without a share drain."""
+        if self._stopping.is_set():
+            return
         number = self._base.number + 1
         self._base = Spec(self._base.redis_url, (), {}, self._base.burst, self._base.prefix, number=number)
         staying = [child for child in self._children if not child.leaving]
