@@ -15,11 +15,11 @@ from tenacity import AsyncRetrying
 from broker import core
 from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
 from broker.core import Core
-from broker.errors import BrokerError, BrokerUnavailable, ResultTimeout, TaskFailed
+from broker.errors import BrokerError, BrokerUnavailable, QueueFull, ResultTimeout, TaskFailed
 from broker.flows import Await, Flow, Pop, Pull, Sleep, Step, run_step_async
 from broker.mailbox import AsyncMailbox, AsyncTicket, mailbox_name
 from broker.mapping import GATHER_S, MapCall, Refused
-from broker.producer import Item, PoolFull, check_timeout, make_options
+from broker.producer import Item, check_timeout, make_options
 from broker.store import AsyncStore, masked
 from broker.task import Priority, Result, Work, check_pool, check_task_id
 
@@ -160,8 +160,8 @@ class AsyncBroker:
         items = list(works)
         try:
             ids = await self._run(lambda flows: flows.enqueue(pool, items))
-        except PoolFull as error:
-            raise PoolFull(str(error), [AsyncTask(self, pool, task_id) for task_id in error.queued]) from None
+        except QueueFull as error:
+            raise QueueFull(str(error), [AsyncTask(self, pool, task_id) for task_id in error.queued]) from None
         return [AsyncTask(self, pool, task_id) for task_id in ids]
 
     async def map(

@@ -59,7 +59,7 @@ def apply_environ(tree: Node, environ: Mapping[str, str], findings: Findings) ->
         match = _LISTEN.fullmatch(listen)
         if match is None:
             place = "environment HEADRACE_LISTEN"
-            message = f"must be HOST:PORT, such as 127.0.0.1:8780, not {listen!r}"
+            message = f"must be HOST:PORT, such as 127.0.0.1:8080, not {listen!r}"
             findings.problems.append(Problem(place, None, "", message))
         else:
             host, port = match[1], match[2]

@@ -190,7 +190,7 @@ class Api:
     """Where `serve` listens, and the bearer token it asks for. Without a token it must stay on loopback."""
 
     host: str = "127.0.0.1"
-    port: int = 8780
+    port: int = 8080
     token: Secret | None = None
 
     @property

@@ -83,13 +83,13 @@ def pool_limits(keys: Keys, pool: str) -> Flow[PoolLimits]:
 
 
 def enqueue(scripts: Scripts, pool: str, tasks: Sequence[NewTask], limits: PoolLimits) -> Flow[list[str]]:
-    """The ids, earlier ones for repeats. Raises PoolFull with the ids queued so far, IdempotencyConflict."""
+    """The ids, earlier ones for repeats. Raises QueueFull with the ids queued so far, IdempotencyConflict."""
     ids: list[str] = []
     for chunk in producer.chunks(tasks):
         try:
             (answers,) = yield Call([scripts.enqueue(pool, chunk)])
         except QueueFull as error:  # Redis is at its memory limit
-            raise producer.PoolFull(str(error), ids) from error
+            raise QueueFull(str(error), ids) from error
         for task, answer in zip(chunk, answers, strict=True):
             if answer.word == "full":
                 raise producer.full(pool, limits, ids, len(tasks))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class HeadraceError(Exception):
@@ -117,9 +118,16 @@ class BrokerUnsuitable(BrokerError):
 
 
 class QueueFull(BrokerError):
-    """The pool holds `max_depth` tasks, or Redis is at its memory limit. Nothing was queued; try later."""
+    """The pool holds `max_depth` tasks, or Redis is at its memory limit. Try later.
+
+    `queued`: the first tasks of the call, which fitted and are queued all the same.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, queued: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.queued: tuple[Any, ...] = tuple(queued)
 
 
 class EmbeddedServerError(BrokerError):

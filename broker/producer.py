@@ -21,14 +21,6 @@ NO_OPTIONS: Final = TaskOptions()
 _DEFAULTS: Final = QueuePolicy()
 
 
-class PoolFull(QueueFull):
-    """QueueFull that tells how far it got. `queued`: this call's first tasks, which are queued all the same."""
-
-    def __init__(self, message: str, queued: Sequence[Any] = ()) -> None:
-        super().__init__(message)
-        self.queued = tuple(queued)
-
-
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """What a producer needs of a pool's policies: as its workers registered them, else the defaults.
@@ -134,9 +126,9 @@ def conflict(task: NewTask, answer: Enqueued) -> IdempotencyConflict:
     )
 
 
-def full(pool: str, limits: PoolLimits, queued: Sequence[Any], asked: int) -> PoolFull:
+def full(pool: str, limits: PoolLimits, queued: Sequence[Any], asked: int) -> QueueFull:
     so_far = f"{len(queued)} of {asked} were queued" if asked > 1 else "nothing was queued"
-    return PoolFull(
+    return QueueFull(
         f"pool {pool!r} is full: {limits.max_depth} tasks (queue.max_depth); {so_far}; try later, or raise the limit",
         queued,
     )

@@ -18,7 +18,6 @@ from broker.config import Config, load_config
 from broker.errors import BrokerUnavailable, ConfigError, Problem, UsageError
 from broker.store import Store
 
-DEFAULT_PORT: Final = 8080
 FINISH_S: Final = 5  # what is being answered when it is told to stop may take so long
 NEEDED: Final = "`headrace serve` needs starlette, uvicorn and prometheus-client: pip install 'headrace[api]' ({})"
 
@@ -69,7 +68,7 @@ def is_loopback(host: str) -> bool:
 def _listener(config: Config) -> socket.socket:
     """Bound and listening, so that a port in use is one line. Raises UsageError."""
     host = config.api.host
-    port = config.api.port if "api.port" in config.origins else DEFAULT_PORT
+    port = config.api.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]

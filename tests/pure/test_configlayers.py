@@ -113,7 +113,7 @@ def test_interpolation(tmp_path: Path) -> None:
     environ = {"N": "4", "HOST": "h", "LEVEL": "", "TOKEN": "t", "YAML": "{a: [1]}"}
     config = load_config(path, environ)
     assert (config.processes, config.redis.url, config.log.level) == (4, "redis://h:6379", "debug")
-    assert config.api.port == 8780
+    assert config.api.port == 8080
     assert config.api.token == Secret("${x} $y t")
     assert config.pools["p"].endpoints[0].labels == {"l": "{a: [1]}"}
 
