@@ -62,6 +62,8 @@ end
 local FIELDS_OF_TASK = {'status', 'data', 'x_try', 'x_max', 'x_dl', 'x_born', 'x_pri', 'x_req', 'x_excl', 'x_out',
   'x_del', 'x_fence', 'result_ttl'}
 
+local moved = false
+
 -- A task that stood in a list: {fields} if it may start now.
 local function admit(id, variant)
   local task = call('HMGET', job_key(id), unpack(FIELDS_OF_TASK))
@@ -80,6 +82,7 @@ local function admit(id, variant)
   local proper = variant_of(task[7] or nil, task[8] or nil, task[9] or nil)
   if proper ~= variant and (task[8] or task[9]) then
     push(proper, id)
+    moved = true
     return nil
   end
   return task
@@ -94,7 +97,7 @@ local function start(id, task, endpoint)
   call('ZADD', slots_key(endpoint.id), int(now + lease_ms), id)
   call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
   tasks[#tasks + 1] = {id, endpoint.id, lease, tonumber(task[3] or '') or 0, tonumber(task[4] or '') or 0,
-    task[5] or '0', task[6] or '0', int(now), task[2], task[6] and 0 or 1, tonumber(task[11] or '') or 0}
+    int(tonumber(task[5] or '') or 0), int(tonumber(task[6] or '') or 0), int(now), task[2], task[6] and 0 or 1, tonumber(task[11] or '') or 0}
 end
 
 local function enter_half_open(endpoint, id)
@@ -227,6 +230,8 @@ local function wake_after()
   end
   return wake
 end
+
+if moved then announce(now, spill) end
 
 local stale = {}
 for _, id in ipairs(left > 0 and mine or {}) do

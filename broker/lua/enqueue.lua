@@ -83,7 +83,9 @@ for variant, ids in pairs(ready) do
   if length == #ids then listed(variant) end
   pushed = pushed + #ids
 end
-call('SADD', K_QUEUES, K_QUEUE)
-if queued > 0 then call('HINCRBY', K_POOL, 'n_enqueued', queued) end
+if queued > 0 then -- a repeat writes nothing, so it is answered when memory is full too
+  call('SADD', K_QUEUES, K_QUEUE)
+  call('HINCRBY', K_POOL, 'n_enqueued', queued)
+end
 if pushed > 0 then announce(now, spill_after()) end
 return reply

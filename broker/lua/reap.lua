@@ -8,7 +8,7 @@ local now = server_ms()
 local most, dead_ttl = tonumber(ARGV[3]), tonumber(ARGV[4])
 local requeued, poisoned, freed = 0, 0, 0
 
-local function lose(id, endpoint, lease)
+local function lose(id, endpoint)
   local key = job_key(id)
   local lost = call('HINCRBY', key, 'x_del', 1)
   local line = string.format('{"endpoint":"%s","kind":"lease_lost","at":%d}\n', endpoint, now)
@@ -37,8 +37,8 @@ for _, endpoint in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
     local task = call('HMGET', job_key(id), 'status', 'x_lease', 'x_ep')
     call('ZREM', slots_key(endpoint), id)
     if task[1] == 'started' and task[3] == endpoint then
-      call('ZREM', K_WIP, id .. ':' .. task[2])
-      lose(id, endpoint, task[2])
+      call('ZREM', K_WIP, id .. ':' .. (task[2] or ''))
+      lose(id, endpoint)
     else
       if task[1] == 'canceled' then call('HDEL', job_key(id), 'x_lease', 'x_ep') end
       freed = freed + 1

@@ -82,7 +82,8 @@ local function read_view(now, spill, asker, mine)
       end
     end
   end
-  local check_after = tonumber(call('HGET', K_POOL, 'check_after') or '') or 0
+  -- Whoever announces tasks rings for a stale endpoint too: its process comes, and checks it.
+  local check_after = asker ~= '' and tonumber(call('HGET', K_POOL, 'check_after') or '') or 0
   for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
     local endpoint = read_endpoint(id, now, check_after)
     endpoint.sibling_room = room[id] or 0
