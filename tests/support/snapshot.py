@@ -1,0 +1,134 @@
+"""All that Redis holds, read once: the state of one pool in the form `model.render` has, and keys that nobody owns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.store import Store
+
+Hash = Mapping[bytes, bytes]
+
+# Keys that may stay for ever; every other key is gone when empty, or has a TTL. See broker/keys.py.
+PERMANENT = ("queues", "workers", "x:pools", "x:pool:", "x:endpoints:", "x:endpoint:")
+GONE_WHEN_EMPTY = (
+    "queue:", "wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:lists:", "x:slots:", "x:deadlines:", "x:waiting:",
+)  # fmt: skip
+WITH_TTL = ("results:", "worker:", "x:bell:", "x:idem:", "x:reply:", "x:ticket:")
+
+
+def leaks(store: Store, clock_key: str = "") -> list[str]:
+    """Keys that are not on the list in broker/keys.py, or that should have a TTL and have none."""
+    prefix = store.keys.prefix + ":"
+    found = []
+    for key, has_ttl in _ttls(store).items():
+        name = key.removeprefix(prefix)
+        if key == clock_key or (name != key and name.startswith(PERMANENT + GONE_WHEN_EMPTY)):
+            continue
+        if name.startswith("job:"):
+            if has_ttl != (store.redis.hexists(key, "x_out") or store.redis.hget(key, "status") == b"finished"):
+                found.append(f"{key}: TTL {has_ttl}")
+        elif not (name.startswith(WITH_TTL) and has_ttl):
+            found.append(f"{key}: TTL {has_ttl}")
+    return found
+
+
+def _ttls(store: Store) -> dict[str, bool]:
+    keys = [key.decode() for key in store.pipelined([("KEYS", "*")])[0]]
+    return {key: ttl >= 0 for key, ttl in zip(keys, store.pipelined([("PTTL", key) for key in keys]), strict=True)}
+
+
+def read(store: Store, pool: str) -> dict[str, Any]:
+    """Fails with KeyError where a key that holds no data was expected to be gone."""
+    ttls = _ttls(store)
+    prefix = store.keys.prefix + ":"
+    names = {key.removeprefix(prefix): key for key in ttls if key.startswith(prefix)}
+    commands = {name: _command(name, key) for name, key in names.items()}
+    commands = {name: command for name, command in commands.items() if command is not None}
+    values = dict(zip(commands, store.pipelined([command for command in commands.values() if command]), strict=True))
+
+    def under(start: str) -> dict[str, Any]:
+        return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
+
+    def zset(name: str) -> dict[str, float]:
+        return {member.decode(): float(at) for member, at in values.get(name, [])}
+
+    waiting = {name: [one.decode() for one in ids] for name, ids in under(f"queue:{pool}").items()}
+    settings: Hash = values.get(f"x:pool:{pool}", {})
+    endpoints: dict[str, Hash] = under(f"x:endpoint:{pool}:")
+    assert set(endpoints) == {member.decode() for member in values.get(f"x:endpoints:{pool}", ())}
+    slots = under(f"x:slots:{pool}:")
+    assert set(slots) <= set(endpoints), "slots of an endpoint that is gone"
+    return {
+        "tasks": {name: _task(fields, ttls[names[f"job:{name}"]]) for name, fields in under("job:").items()},
+        "lists": {name.removeprefix(":"): ids for name, ids in waiting.items()},
+        "index": {member.decode() for member in values.get(f"x:lists:{pool}", ())},
+        "scheduled": zset(f"scheduled:{pool}"),
+        "deadlines": zset(f"x:deadlines:{pool}"),
+        "wip": zset(f"wip:{pool}"),
+        "registries": {name: zset(f"{name}:{pool}") for name in ("finished", "failed", "canceled")},
+        "endpoints": {name: _endpoint(fields, zset(f"x:slots:{pool}:{name}")) for name, fields in endpoints.items()},
+        "listeners": {name.decode(): _listener(text) for name, text in values.get(f"x:waiting:{pool}", {}).items()},
+        "bells": {name: [word.decode() for word in words] for name, words in under("x:bell:").items()},
+        "idem": {name: text.decode() for name, text in under(f"x:idem:{pool}:").items()},
+        "replies": {name: sorted(one.decode() for one in ids) for name, ids in under("x:reply:").items()},
+        "counters": {name.decode(): int(count) for name, count in settings.items() if name.startswith(b"n_")},
+        "turn": int(settings.get(b"turn", 0)),
+        "seq": int(settings.get(b"seq", 0)),
+    }
+
+
+def _command(name: str, key: str) -> tuple[Any, ...] | None:
+    kinds: dict[tuple[str, ...], tuple[Any, ...]] = {
+        ("job:", "x:pool:", "x:endpoint:", "x:waiting:"): ("HGETALL", key),
+        ("queue:", "x:bell:", "x:reply:"): ("LRANGE", key, 0, -1),
+        ("queues", "x:pools", "x:lists:", "x:endpoints:"): ("SMEMBERS", key),
+        ("wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:slots:", "x:deadlines:"): (
+            "ZRANGE", key, 0, -1, "WITHSCORES",
+        ),
+        ("x:idem:",): ("GET", key),
+    }  # fmt: skip
+    return next((command for starts, command in kinds.items() if name.startswith(starts)), None)
+
+
+def _task(fields: Hash, expires: bool) -> dict[str, Any]:
+    def text(name: str) -> str:
+        return fields.get(name.encode(), b"").decode()
+
+    def number(name: str) -> int:
+        return int(text(name) or 0)
+
+    return {
+        "status": text("status"), "attempts": number("x_try"), "lost": number("x_del"), "fence": number("x_fence"),
+        "lease": text("x_lease"), "endpoint": text("x_ep"), "run": number("x_run"), "done": text("x_done"),
+        "excluded": text("x_excl"), "outcome": text("x_out"), "why": text("x_why"), "ended": number("x_end"),
+        "answer": text("x_ans"), "body": fields.get(b"x_body", b""), "history": text("x_hist"),
+        "deadline": number("x_dl"), "at": number("x_at"), "born": number("x_born"), "digest": text("x_dig"),
+        "priority": text("x_pri") or "normal", "requires": text("x_req"), "expires": expires,
+    }  # fmt: skip
+
+
+def _endpoint(fields: Hash, slots: dict[str, float]) -> dict[str, Any]:
+    def text(name: str, default: str = "") -> str:
+        return fields.get(name.encode(), default.encode()).decode()
+
+    def number(name: str) -> int:
+        return int(text(name) or 0)
+
+    capabilities = frozenset(text("capabilities").split(",")) - {""}
+    return {
+        "priority": number("priority"), "cap": number("cap"), "on": text("on") == "1", "gone": text("gone") == "1",
+        "capabilities": capabilities, "state": text("state", "closed"), "until": number("until"),
+        "pause": number("pause"), "last": number("last"), "seen": number("seen"), "epoch": number("epoch"),
+        "fails": number("fails"), "good": number("good"), "cooldown": number("cooldown"), "probe": text("probe"),
+        "served": number("served"), "failed": number("failed"), "drain": text("drain") == "1",
+        "healthy": {"": None, "0": False, "1": True}[text("healthy")], "checked": number("checked"),
+        "ramp": int(text("ramp")) if text("ramp") else None, "ramp_ok": number("ramp_ok"),
+        "slots": {task_id: int(at) for task_id, at in slots.items()},
+    }  # fmt: skip
+
+
+def _listener(text: bytes) -> tuple[int, int, dict[str, int]]:
+    spoke, rung, rooms = text.decode().split("|")
+    pairs = [one.split("=") for one in rooms.split(",") if one]
+    return int(spoke), int(rung), {endpoint: int(room) for endpoint, room in pairs}

@@ -1,0 +1,166 @@
+"""Every verb with the defaults tests want. Each call goes through the public wrappers, to Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from broker.scripts import (
+    Claims,
+    Command,
+    DeadLetter,
+    Enqueued,
+    Finish,
+    Lease,
+    NewTask,
+    Offer,
+    Reaped,
+    Release,
+    Retry,
+    Verdict,
+)
+from broker.store import Store
+from tests.support.stores import Clock
+
+T = TypeVar("T")
+
+POOL = "p"
+LEASE = 30_000  # ms
+DAY = 86_400_000  # ms
+
+# id, priority, max_concurrent, enabled, capabilities
+EndpointRow = tuple[str, int, int, bool, tuple[str, ...]]
+
+
+def row(name: str, cap: int = 1, priority: int = 5, *, on: bool = True, capabilities: Sequence[str] = ()) -> EndpointRow:
+    return (name, priority, cap, on, tuple(sorted(capabilities)))
+
+
+def new(
+    name: str,
+    *,
+    priority: str = "normal",
+    requires: Sequence[str] = (),
+    delay: float = 0.0,
+    deadline: float = 0.0,
+    key: str = "",
+    digest: str = "d",
+    reply: str = "",
+    max_attempts: int = 0,
+) -> NewTask:
+    return NewTask(
+        name, b"{}", digest, "", "", priority, tuple(sorted(requires)), delay, deadline, max_attempts, reply, key
+    )  # fmt: skip
+
+
+class Verbs:
+    """One pool of an empty Redis, with a clock of its own. `events`: what the settling verbs said of breakers."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        store.redis.flushall()
+        self.clock = Clock(store)
+        self.scripts = store.scripts
+        self.events: list[str] = []
+
+    def run(self, command: Command[T]) -> T:
+        return self.store.run(command)
+
+    def settle(self, command: Command[Any]) -> list[str]:
+        words = self.run(command)
+        self.events += getattr(words, "events", ())
+        return list(words)
+
+    def register(self, *rows: EndpointRow, **policies: int) -> list[str]:
+        return self.run(self.scripts.register(POOL, policies, rows))
+
+    def enqueue(self, *tasks: NewTask | str, max_depth: int = 0) -> list[Enqueued]:
+        news = [new(task) if isinstance(task, str) else task for task in tasks]
+        return self.run(self.scripts.enqueue(POOL, news, max_depth))
+
+    def claims(self, process: str, offers: Sequence[Offer], *, most: int = 100, lease: int = LEASE) -> Claims:
+        return self.run(
+            self.scripts.claim(POOL, process, offers, lease=lease / 1000, most=most, started_at="")
+        )  # fmt: skip
+
+    def claim(self, process: str, most: int = 100, held: int = 0, **rooms: int) -> list[Lease]:
+        """`rooms`: endpoint -> room; of each the process holds `held`."""
+        claims = self.claims(process, [Offer(name, room, held) for name, room in rooms.items()], most=most)
+        return [task.lease for task in claims.tasks]
+
+    def finish(self, *leases: Lease) -> list[str]:
+        items = [Finish(lease, '{"status":200}', b"body") for lease in leases]
+        return self.settle(self.scripts.finish(POOL, items, result_ttl=DAY / 1000, ended_at=""))
+
+    def retry(
+        self,
+        *leases: Lease,
+        delay: float = 0.0,
+        verdict: Verdict = "count",
+        exclude: bool = True,
+        pause: float = 0.0,
+    ) -> list[str]:
+        items = [Retry(lease, delay, verdict, "why", "{}", exclude, pause) for lease in leases]
+        return self.settle(self.scripts.retry(POOL, items))
+
+    def release(self, *leases: Lease, pause: float = 0.0) -> list[str]:
+        return self.settle(self.scripts.release(POOL, [Release(lease, pause) for lease in leases]))
+
+    def dead_letter(self, *leases: Lease, verdict: Verdict = "count", reason: str = "why") -> list[str]:
+        items = [DeadLetter(lease, verdict, reason, "{}", b"", "{}") for lease in leases]
+        command = self.scripts.dead_letter(
+            POOL, items, dead_letter_ttl=2 * DAY / 1000, result_ttl=DAY / 1000, ended_at=""
+        )
+        return self.settle(command)
+
+    def renew(self, process: str, *leases: Lease, endpoints: Sequence[str] = ()) -> list[str]:
+        return self.run(self.scripts.renew(POOL, process, endpoints, leases, lease=LEASE / 1000))
+
+    def promote(self) -> int:
+        return self.run(self.scripts.promote(POOL))
+
+    def reap(self, max_deliveries: int = 5) -> Reaped:
+        return self.run(self.scripts.reap(POOL, max_deliveries=max_deliveries, dead_letter_ttl=2 * DAY / 1000))
+
+    def expire(self) -> int:
+        return self.run(self.scripts.expire(POOL, result_ttl=DAY / 1000))
+
+    def cancel(self, *ids: str) -> list[str]:
+        return self.run(self.scripts.cancel(POOL, ids, result_ttl=DAY / 1000))
+
+    def redrive(self, *ids: str) -> list[str]:
+        return self.run(self.scripts.redrive(POOL, ids))
+
+    def health(self, endpoint: str, ok: bool) -> str:
+        return self.run(self.scripts.health(POOL, endpoint, ok, "detail"))
+
+    def drain(self, endpoint: str, on: bool = True) -> str:
+        return self.run(self.scripts.drain(POOL, endpoint, on))
+
+    def reset(self, endpoint: str) -> str:
+        return self.run(self.scripts.reset(POOL, endpoint))
+
+    def leave(self, process: str) -> None:
+        self.run(self.scripts.leave(POOL, process))
+
+    # -- what a reader of Redis sees
+
+    def field(self, task: str, name: str) -> str:
+        value = self.store.redis.hget(self.store.keys.job(task), name)
+        return value.decode() if isinstance(value, bytes) else ""
+
+    def outcome(self, task: str) -> str:
+        return self.field(task, "x_out")
+
+    def status(self, task: str) -> str:
+        return self.field(task, "status")
+
+    def in_flight(self, endpoint: str) -> int:
+        return int(self.store.redis.zcard(self.store.keys.slots(POOL, endpoint)))
+
+    def endpoint(self, endpoint: str, name: str) -> str:
+        value = self.store.redis.hget(self.store.keys.endpoint(POOL, endpoint), name)
+        return value.decode() if isinstance(value, bytes) else ""
+
+    def counter(self, name: str) -> int:
+        return int(self.store.redis.hget(self.store.keys.pool(POOL), name) or 0)
