@@ -7,6 +7,7 @@ seconds (float); Redis and Lua hold whole milliseconds.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ Verdict = Literal["good", "count", "open", "ignore"]
 
 VERBS = (
     "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
-    "redrive", "watch", "leave", "register", "health", "drain", "reset",
+    "redrive", "watch", "leave", "register", "health", "drain", "reset", "ticket",
 )  # fmt: skip
 
 BATCH = 100  # most tasks in one call of a verb that settles
@@ -72,7 +73,8 @@ def load(verb: str, clock_key: str = "") -> Script:
 
 
 def _ms(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
+    """Rounded up: a moment is not nothing, 0 means none."""
+    return max(0, math.ceil(seconds * 1000))
 
 
 def _text(value: Any) -> str:
@@ -365,6 +367,10 @@ class Scripts:
     def health(self, pool: str, endpoint: str, ok: bool, detail: str) -> Command[str]:
         """A check's result: "recovered", "failed" (just now), "down" (at its first check), "same" or "unknown"."""
         return self._command("health", pool, [endpoint, int(ok), detail], _text)
+
+    def ticket(self, pool: str, duty: str, process: str, *, seconds: float, again: bool = False) -> Command[bool]:
+        """Whether the process does the duty for so long. `again`: the holder of the ticket gets it once more."""
+        return self._command("ticket", pool, [duty, process, _ms(seconds), int(again)], bool)
 
     def drain(self, pool: str, endpoint: str, on: bool) -> Command[str]:
         """ "done" or "unknown"."""

@@ -50,6 +50,9 @@ def translate(error: Exception, url: str) -> BrokerError:
     place = f"Redis at {masked(url)}"
     if isinstance(error, CONNECTION_ERRORS):
         return BrokerUnavailable(f"{place} cannot be reached: {text}; is it running, is redis.url right?")
+    if text.startswith("MISCONF"):
+        reason = text.partition(" ")[2]
+        return BrokerError(f"{place} cannot write its data ({reason}); free disk space where it keeps it")
     if "OOM" in text[:40] or isinstance(error, redis.exceptions.OutOfMemoryError):
         return QueueFull(f"{place} is at its memory limit; nothing was queued; drain tasks or raise maxmemory")
     return BrokerError(f"{place}: {text}")

@@ -15,7 +15,7 @@ from typing import Final
 from broker.errors import BrokerError
 from broker.store import BLOCK_AT_MOST, AsyncStore
 
-TICKET_MS: Final = 8000
+TICKET_S: Final = 8.0
 PEEK_S: Final = 4.0  # shorter than the ticket
 
 log = logging.getLogger("headrace.doorbell")
@@ -63,7 +63,7 @@ class Ear:
             await self._empty.wait()
             try:
                 if not await self._holds_ticket():
-                    await asyncio.sleep(random.uniform(TICKET_MS / 2000, TICKET_MS / 1000))
+                    await asyncio.sleep(random.uniform(TICKET_S / 2, TICKET_S))
                     continue
                 if await self._store.blocking("BLMOVE", queue, queue, "RIGHT", "RIGHT", PEEK_S) is not None:
                     self._empty.clear()
@@ -73,12 +73,5 @@ class Ear:
                 await asyncio.sleep(random.uniform(0.2, 1.0))
 
     async def _holds_ticket(self) -> bool:
-        ticket = self._store.keys.ticket(self._pool, "ear")
-        taken, holder = await self._store.pipelined(
-            [("SET", ticket, self._process, "NX", "PX", TICKET_MS), ("GET", ticket)]
-        )
-        if holder != self._process.encode():
-            return False
-        if not taken:
-            await self._store.pipelined([("PEXPIRE", ticket, TICKET_MS)])
-        return True
+        scripts = self._store.scripts
+        return await self._store.run(scripts.ticket(self._pool, "ear", self._process, seconds=TICKET_S, again=True))

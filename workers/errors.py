@@ -82,7 +82,8 @@ RULES: Final[Mapping[FailureKind, Rule]] = MappingProxyType(
         # Our key is wrong there, for every task.
         "auth": Rule("endpoint", "retry", "open"),
         "again": _UNDECIDED,
-        "too_large": _TASK,
+        # Whose fault cannot be told from one answer; an endpoint that sends nothing else must not get the whole queue.
+        "too_large": _ENDPOINT,
         "task_error": _TASK,
         # The body does not tell a bad input from a bad server, and bad inputs must not open breakers.
         "app_error": _UNDECIDED,

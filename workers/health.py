@@ -99,9 +99,8 @@ class Checker:
             await self._check(endpoint)
 
     async def _takes_ticket(self, endpoint: str, duty: str, seconds: float) -> bool:
-        ticket = self._store.keys.ticket(self._pool.name, f"{duty}.{endpoint}")
-        taken = await self._store.pipelined([("SET", ticket, self._process, "NX", "PX", round(seconds * 1000))])
-        return bool(taken[0])
+        ticket = self._store.scripts.ticket(self._pool.name, f"{duty}.{endpoint}", self._process, seconds=seconds)
+        return await self._store.run(ticket)
 
     async def _check(self, endpoint: str) -> None:
         worker = self._dispatcher.workers.get(endpoint)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from broker import __version__
-from broker.errors import BrokerError
+from broker.errors import BrokerError, QueueFull
 from broker.rqjob import utc
 from broker.scripts import BATCH, Command, Lease, Reaped
 from broker.store import Store
@@ -113,11 +113,9 @@ class Housekeeper:
     def _sweep(self, *, may_reap: bool) -> None:
         for dispatcher in list(self._dispatchers):
             pool, queue = dispatcher.pool.name, dispatcher.pool.queue
-            ticket = self._store.keys.ticket(pool, "sweep")
-            taken = self._store.pipelined([("SET", ticket, self._process, "NX", "PX", int(SWEEP_S * 900))])[0]
-            if not taken:
-                continue
             scripts = self._store.scripts
+            if not self._store.run(scripts.ticket(pool, "sweep", self._process, seconds=SWEEP_S * 0.9)):
+                continue
             self._until_done(scripts.promote(pool))
             self._until_done(scripts.expire(pool, result_ttl=queue.result_ttl))
             if may_reap:
@@ -140,7 +138,10 @@ class Housekeeper:
         for dispatcher in list(self._dispatchers):
             for endpoint in dispatcher.workers:
                 commands += self._record(dispatcher, endpoint)
-        self._store.pipelined(commands)
+        try:
+            self._store.pipelined(commands)
+        except QueueFull as error:  # a picture for people; it must not stop who frees the memory
+            log.debug("RQ's picture of the workers is not written: %s", error)
 
     def _record(self, dispatcher: Dispatcher, endpoint: str) -> list[tuple[Any, ...]]:
         keys, pool = self._store.keys, dispatcher.pool.name

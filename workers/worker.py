@@ -113,7 +113,6 @@ class Worker:
             log.debug("task %s: %s asks for %.1f s of rest", claimed.lease.id, self.endpoint.id, decision.pause_s)
             return Release(claimed.lease, decision.pause_s)
         if isinstance(decision, retry.DeadLetter):
-            log.error("task %s: given up on %s: %s", claimed.lease.id, self.endpoint.id, decision.reason)
             return self._give_up(claimed, failure, decision.reason, now)
         level = logging.INFO if attempt == 1 else logging.DEBUG
         log.log(level, "task %s: attempt %d on %s: %s", claimed.lease.id, attempt, self.endpoint.id, failure)
@@ -122,6 +121,7 @@ class Worker:
         return Retry(claimed.lease, decision.delay_s, verdict, str(failure), history, pause=pause)
 
     def _give_up(self, claimed: Claimed, failure: AttemptFailed, reason: str, now: float) -> DeadLetter:
+        log.error("task %s: given up on %s: %s", claimed.lease.id, self.endpoint.id, reason)
         body = failure.body[: int(self.pool.queue.result_limit * RESULT_SHARE)]
         return DeadLetter(
             claimed.lease,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from shutil import which
 from typing import Any
 
-from broker import Broker, Request
+import pytest
+
+from broker import Broker, QueueFull, Request
 from tests.support.endpoints import simulated_endpoints
 from tests.support.fleet import fleet, history, in_flight, pool_config, until
+from tests.support.servers import redis_server
 
 QUICK = {"max_attempts": 3, "backoff": {"initial": "20ms", "max": "200ms"}}
 
@@ -158,3 +162,38 @@ def test_a_429_pauses_the_endpoint_and_counts_no_attempt(tmp_path: Path, redis_u
             refused = endpoints[0].stats()["hits"]
     assert Counter((result.outcome, result.attempts) for result in results) == {("ok", 1): 100}
     assert refused <= 4
+
+
+@pytest.mark.parametrize("mode", ["huge", "bad_json"])
+def test_an_endpoint_whose_answers_are_no_answers_is_no_black_hole(tmp_path: Path, redis_url: str, mode: str) -> None:
+    """A body over the limit, or JSON that is none: quick, with status 200, and so the least loaded of all."""
+    with simulated_endpoints(3, "--latency", "20ms") as endpoints, Broker(redis_url) as broker:
+        endpoints[0].control(mode=mode, latency_ms=1)
+        pool = pool_config([e.url for e in endpoints], slots=8, retry=QUICK)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 2):
+            results = list(broker.map("llm", (chat() for _ in range(400)), window=400, timeout=60))
+            wasted = endpoints[0].stats()["hits"]
+    assert Counter(result.outcome for result in results) == {"ok": 400}
+    assert wasted < 30
+
+
+def test_a_full_memory_lets_workers_start_and_drains(tmp_path: Path) -> None:
+    """Fault 12: enqueue is refused, consuming goes on and frees memory."""
+    limits = {"maxmemory": "8mb", "maxmemory-policy": "noeviction"}
+    with (
+        redis_server("redis" if which("redis-server") else "valkey", config=limits) as server,
+        simulated_endpoints(2) as endpoints,
+        Broker(server.url) as broker,
+    ):
+        tasks, full = [], False
+        while not full:
+            try:
+                tasks += broker.enqueue_many("llm", [chat("x" * 2000) for _ in range(100)])
+            except QueueFull as error:
+                tasks += error.queued
+                full = True
+        pool = pool_config([e.url for e in endpoints], slots=8, queue={"result_ttl": "1s"})
+        with fleet(tmp_path, server.url, {"llm": pool}, 1) as running:
+            until(lambda: running.store.pipelined([("LLEN", "rq:queue:llm")]) == [0], "the queue is drained")
+            until(lambda: in_flight(running.store, "llm") == 0, "no slot is in use")
+        assert sum(endpoint.stats()["hits"] for endpoint in endpoints) == len(tasks)

@@ -313,3 +313,15 @@ def test_an_app_error_is_tried_elsewhere_and_does_not_count() -> None:
 def test_the_pool_names_the_adapter() -> None:
     assert isinstance(adapter(), HttpAdapter)
     assert isinstance(adapter(kind="npu"), NpuAdapter)
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "application/json; charset=utf-8", "application/ld+json"])
+def test_an_answer_that_calls_itself_json_and_is_not_is_malformed(media_type: str) -> None:
+    adapter = HttpAdapter(Endpoint("e", "http://e"), Pool("p"))
+    work = Request("POST", "/v1/chat/completions", json={})
+    adapter.check_answer(work, Answer(200, {"content-type": media_type}, b'{"choices": []}', 0.0, 0.0))
+    adapter.check_answer(work, Answer(200, {"content-type": "text/plain"}, b'{"choices": [', 0.0, 0.0))
+    adapter.check_answer(work, Answer(204, {"content-type": media_type}, b"", 0.0, 0.0))
+    with pytest.raises(AttemptFailed) as failed:
+        adapter.check_answer(work, Answer(200, {"content-type": media_type}, b'{"choices": [', 0.0, 0.0))
+    assert failed.value.kind == "malformed"

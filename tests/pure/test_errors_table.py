@@ -46,7 +46,7 @@ EXPECTED: dict[FailureKind, Rule] = {
     "auth": Rule("endpoint", "retry", "open"),
     "redirect": Rule("endpoint", "retry", "count"),
     "http_4xx": GIVEN_UP,
-    "too_large": GIVEN_UP,
+    "too_large": COUNTED,
     "task_error": GIVEN_UP,
 }
 

@@ -73,6 +73,7 @@ class HttpAdapter:
     def check_answer(self, work: Work, answer: Answer) -> None:
         """2xx is a success; see `workers.errors` for the rest."""
         if 200 <= answer.status < 300:
+            _check_json(answer)
             return
         failure = status_failure(answer.status, answer.headers, answer.body, self._clock())
         if failure is not None:
@@ -114,6 +115,20 @@ def _split_base(url: str) -> tuple[str, str, str]:
     base_path = parts.path.rstrip("/")
     last = base_path.rpartition("/")[2]
     return f"{parts.scheme}://{parts.netloc}", base_path, f"/{last}" if _VERSION.fullmatch(last) else ""
+
+
+def _check_json(answer: Answer) -> None:
+    """An answer that calls itself JSON and is not: cut short by the server itself, or made by something in between."""
+    media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not answer.body or not (media_type == _JSON or media_type.endswith("+json")):
+        return
+    try:
+        jsonlib.loads(answer.body) if orjson is None else orjson.loads(answer.body)
+    except (ValueError, RecursionError):
+        detail = f"status {answer.status}, but the answer is no JSON although its content-type says so"
+        raise AttemptFailed(
+            "malformed", detail, status=answer.status, body=answer.body, headers=answer.headers
+        ) from None
 
 
 def _body(work: Request) -> bytes:
