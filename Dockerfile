@@ -13,14 +13,17 @@ COPY workers workers
 RUN /opt/headrace/bin/pip install --no-cache-dir --quiet --no-deps .
 
 FROM python:3.13-slim
-RUN useradd --system --user-group --uid 10001 --no-create-home --home-dir /data headrace \
+RUN groupadd --gid 10001 headrace \
+ && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /data --shell /usr/sbin/nologin headrace \
  && install -d -o headrace -g headrace /data
 COPY --from=build /opt/headrace /opt/headrace
 COPY broker/data/demo.jsonl /usr/share/headrace/demo.jsonl
 ENV PATH=/opt/headrace/bin:$PATH PYTHONUNBUFFERED=1
-USER headrace
+# as a number, so that Kubernetes' runAsNonRoot can tell that it is not root
+USER 10001:10001
 WORKDIR /data
-# Healthy: Redis answers and accepts us. A role that serves HTTP overrides this (see docker-compose.yml).
-HEALTHCHECK --interval=30s --timeout=10s --start-period=15s --retries=3 CMD ["headrace", "status"]
+# Healthy: Redis answers and suits us; it is sought where HEADRACE_CONFIG or REDIS_URL says. docker-compose.yml asks more of
+# a worker, and something else of a role that serves HTTP.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=20s --retries=3 CMD ["headrace", "status"]
 ENTRYPOINT ["headrace"]
 CMD ["worker"]
