@@ -1,4 +1,4 @@
-# One image for every role: `docker run headrace worker`, `... run`, `... status`; compose runs the sample endpoints from it.
+# One image for every role: `docker run headrace worker`, `... run`, `... status`; the sample endpoints of compose too.
 FROM python:3.13-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/headrace
@@ -22,8 +22,8 @@ ENV PATH=/opt/headrace/bin:$PATH PYTHONUNBUFFERED=1
 # as a number, so that Kubernetes' runAsNonRoot can tell that it is not root
 USER 10001:10001
 WORKDIR /data
-# Healthy: Redis answers and suits us; it is sought where HEADRACE_CONFIG or REDIS_URL says. docker-compose.yml asks more of
-# a worker, and something else of a role that serves HTTP.
+# Healthy: Redis answers and suits us; it is sought where HEADRACE_CONFIG or REDIS_URL says. docker-compose.yml asks more
+# of a worker, and something else of a role that serves HTTP.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=20s --retries=3 CMD ["headrace", "status"]
 ENTRYPOINT ["headrace"]
 CMD ["worker"]
