@@ -16,6 +16,7 @@ from workers.spec import Spec
 
 RESTART_S: Final = (0.5, 10.0)  # the first wait before a restart, and the longest
 STEADY_S: Final = 30.0  # a process that lived so long starts its restarts from the beginning
+FATAL: Final = (2, 3, 4)  # exit codes of a process that found its orders, configuration or Redis of no use
 KILL_AFTER_S: Final = 15.0  # after a second stop, or a drain and its limit
 
 log = logging.getLogger("headrace.supervisor")
@@ -68,13 +69,13 @@ class Child:
     async def keep(self, may_give_up: Callable[[], bool]) -> int:
         """Until it ends as it should. Returns its exit code.
 
-        may_give_up  whether a process that ends before it was ever ready is left alone
+        may_give_up  whether a process that says, before it was ever ready, that it cannot work is left alone
         """
         pause = RESTART_S[0]
         while True:
             began = time.monotonic()
             code = await self._live()
-            if self.leaving or (self.spec.burst and code == 0) or (not self.ready and may_give_up()):
+            if self.leaving or (self.spec.burst and code == 0) or (code in FATAL and not self.ready and may_give_up()):
                 return code
             if time.monotonic() - began > STEADY_S:
                 pause = RESTART_S[0]

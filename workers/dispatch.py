@@ -126,9 +126,24 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Raises BrokerError for what waiting will not mend."""
-        while self._claiming or self.running or self._outbox:
+        while not self._is_done():
             self._wake.clear()
-            await self._sleep(await self._round())
+            try:
+                wake = await self._round()
+            except BrokerUnavailable:  # tenacity costs more than the whole call: it is engaged on failure alone
+                wake = await self._round_when_redis_is_back()
+            await self._sleep(wake)
+
+    def _is_done(self) -> bool:
+        """It was told to stop, and all that it ran is settled."""
+        return not (self._claiming or self.running or self._outbox)
+
+    async def _round_when_redis_is_back(self) -> float | None:
+        guard = redis_guard(on_wait=self._say_waiting, give_up=self._is_done, sleep=self._nap)
+        try:
+            return await guard(self._round)
+        except BrokerUnavailable:
+            return 0.0
 
     # One round trip
 
@@ -143,8 +158,9 @@ class Dispatcher:
             return None
         try:
             replies = await self._send(commands, items)
-        except BrokerUnavailable:  # tenacity costs more than the whole call: it is engaged on failure alone
-            replies = await redis_guard(on_wait=self._say_waiting)(self._send, commands, items)
+        except BrokerUnavailable:
+            self._outbox[:0] = outbox
+            raise
         claims = replies[-1] if offers else None
         return self._start(claims) if isinstance(claims, Claims) else self._poll()
 
@@ -272,6 +288,11 @@ class Dispatcher:
         finally:
             if handle is not None:
                 handle.cancel()
+
+    async def _nap(self, seconds: float) -> None:
+        """Cut short when an attempt ends, or when it is told to stop."""
+        self._wake.clear()
+        await self._sleep(seconds)
 
     def _poll(self) -> float:
         return self._rng.uniform(*POLL_S)

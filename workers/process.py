@@ -16,6 +16,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Final
 
 from broker import logs
@@ -305,6 +307,15 @@ def _run_supervised(spec: Spec, orders: _Orders) -> None:
     run_loop(main())
 
 
+def _share_of(spec: Spec) -> AbstractContextManager[object]:
+    """The embedded server lives as long as one of its users does."""
+    if spec.data_dir is None:
+        return nullcontext()
+    from broker.embedded import EmbeddedServer
+
+    return EmbeddedServer.acquire(Path(spec.data_dir))
+
+
 def main() -> int:
     """`python -m workers.process`: a Spec a line on standard input; "ready", "applied NUMBER" on standard output."""
     orders = _Orders()
@@ -314,7 +325,8 @@ def main() -> int:
         return 2
     logs.set_up(spec.log_level, "json" if spec.log_format == "json" else "text")
     try:
-        _run_supervised(spec, orders)
+        with _share_of(spec):
+            _run_supervised(spec, orders)
     except HeadraceError as error:
         log.error("%s", error)
         return error.exit_code

@@ -6,7 +6,7 @@ The delay goes to Redis (`rq:scheduled`) with the task. `redis_guard` is the onl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -155,21 +155,26 @@ def redis_guard(
     maximum: float = GUARD_MAX_S,
     errors: tuple[type[Exception], ...] = (BrokerUnavailable,),
     on_wait: OnWait | None = None,
+    give_up: Callable[[], bool] | None = None,
+    sleep: Callable[[float], Awaitable[None]] | None = None,
     rng: Rng | None = None,
 ) -> AsyncRetrying:
     """Waits for a Redis that cannot be reached: `await redis_guard()(store.claim, ...)`. Only for repeatable calls.
 
     Retries `errors` alone, with full jitter from `initial` up to `maximum` seconds, for ever unless `max_attempts` is
     given, and then raises the last error itself. `on_wait(attempt, seconds, error)` is told before each wait.
+    `give_up()` is asked after each failure, and ends it too. `sleep` waits, in seconds; it may return early.
     Everything else passes through untouched, CancelledError too. Each call starts afresh.
     """
-    return AsyncRetrying(
-        stop=stop_never if max_attempts is None else stop_after_attempt(max_attempts),
+    limit = stop_never if max_attempts is None else stop_after_attempt(max_attempts)
+    guard = AsyncRetrying(
+        stop=limit if give_up is None else lambda state: give_up() or limit(state),
         wait=FullJitter(initial, maximum, random.Random() if rng is None else rng),
         retry=retry_if_exception_type(errors),
         before_sleep=None if on_wait is None else _telling(on_wait),
         reraise=True,
     )
+    return guard if sleep is None else guard.copy(sleep=sleep)
 
 
 def redis_guard_sync(

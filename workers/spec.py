@@ -11,7 +11,11 @@ from broker.configmodel import Endpoint, Pool
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Redis, and per pool the endpoints that the process attaches to. `number` grows with every change."""
+    """Redis, and per pool the endpoints that the process attaches to. `number` grows with every change.
+
+    data_dir  of the embedded server that `redis_url` leads to; the process is one of its users, so that it does not end
+              before the process has released what it runs. None for a server of one's own
+    """
 
     redis_url: str
     pools: tuple[Pool, ...]
@@ -21,6 +25,7 @@ class Spec:
     log_level: str = "info"
     log_format: str = "text"
     number: int = 1
+    data_dir: str | None = None
 
     def attached(self, pool: Pool) -> tuple[Endpoint, ...]:
         """The pool's endpoints that this process serves."""
@@ -38,6 +43,7 @@ class Spec:
                 "log_level": self.log_level,
                 "log_format": self.log_format,
                 "number": self.number,
+                "data_dir": self.data_dir,
             }
         )
 

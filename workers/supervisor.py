@@ -10,12 +10,13 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from broker.configmodel import Config
 from broker.errors import BrokerError, ConfigError, HeadraceError, Problem
 from broker.store import Store
-from workers.child import Child
+from workers.child import FATAL, Child
 from workers.configwatch import ConfigFile
 from workers.layout import Layout, Selection, layout, unknown
 from workers.plan import Plan
@@ -59,7 +60,8 @@ class Supervisor:
         self._layout: Layout = layout(config, self._selection, _cpus())
         if endpoints is not None and not self._layout.shares:
             raise unknown(config, f"no enabled endpoint is called {', '.join(endpoints)}")
-        self._base = Spec(redis_url, (), {}, burst, prefix, number=1)
+        data_dir = str(config.data_dir) if config.redis.embedded else None
+        self._base = Spec(redis_url, (), {}, burst, prefix, number=1, data_dir=data_dir)
         self._pools = Pools(Store(redis_url, prefix=prefix))
         self._burst = burst
         self._children: list[Child] = []
@@ -94,7 +96,7 @@ class Supervisor:
         while not all(child.ready for child in self._children):
             await self._until_changed()
             for child, task in list(self._tasks.items()):
-                if task.done() and not child.ready and task.result() != 0:
+                if task.done() and not child.ready and task.result() in FATAL:
                     await self._give_up(task.result())
             if all(task.done() for task in self._tasks.values()):
                 break
@@ -220,7 +222,7 @@ class Supervisor:
         if self._stopping.is_set():
             return
         number = self._base.number + 1
-        self._base = Spec(self._base.redis_url, (), {}, self._base.burst, self._base.prefix, number=number)
+        self._base = replace(self._base, number=number)
         staying = [child for child in self._children if not child.leaving]
         takers = match([child.places for child in staying], self._layout.shares)
         for share, taker in zip(self._layout.shares, takers, strict=True):
@@ -271,7 +273,7 @@ class Supervisor:
         self.stop()
         await self.wait()
         failure = BrokerError("a worker process ended before it was ready; its message stands above")
-        failure.exit_code = code if code in (2, 3, 4) else 4
+        failure.exit_code = code
         raise failure
 
 

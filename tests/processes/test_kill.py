@@ -9,7 +9,8 @@ from pathlib import Path
 
 from broker import Broker, Request
 from tests.support.endpoints import simulated_endpoints
-from tests.support.fleet import fleet, in_flight, pool_config, until
+from tests.support.fleet import fleet, in_flight, pool_config, starting, until
+from tests.support.servers import redis_server
 
 CHAT = Request("POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 LEASE_S = 3  # short, so that the tests are; 30 s by default
@@ -103,8 +104,6 @@ def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path, redis_url
 
 
 def test_a_killed_server_comes_back_and_the_processes_go_on(tmp_path: Path) -> None:
-    from tests.support.servers import redis_server
-
     with (
         redis_server("valkey", config={"appendonly": "yes", "appendfsync": "always"}) as server,
         simulated_endpoints(2, "--latency", "50ms") as endpoints,
@@ -117,3 +116,24 @@ def test_a_killed_server_comes_back_and_the_processes_go_on(tmp_path: Path) -> N
             server.start()
             results = [task.result(timeout=60) for task in tasks]
     assert Counter(result.outcome for result in results) == {"ok": 200}
+
+
+def test_a_drain_does_not_wait_for_a_redis_that_is_gone(tmp_path: Path) -> None:
+    with redis_server("valkey") as server, simulated_endpoints(1) as (endpoint,):
+        pool = {"llm": pool_config([endpoint.url], drain="1h")}
+        with fleet(tmp_path, server.url, pool, 2) as running:
+            server.kill()
+            until(lambda: "cannot be reached" in running.log.read_text(), "it is noticed")
+            running.signal(signal.SIGTERM)
+            assert running.wait() == 0
+            assert "Traceback" not in running.log.read_text()
+
+
+def test_a_process_killed_while_it_starts_is_started_again(tmp_path: Path, redis_url: str) -> None:
+    with simulated_endpoints(2) as endpoints, Broker(redis_url) as broker:
+        pool = {"llm": pool_config([e.url for e in endpoints])}
+        with starting(tmp_path, redis_url, pool, 2) as running:
+            until(lambda: running.pids, "a process has begun")
+            running.kill_one()
+            until(lambda: running.ready("llm"), "all are ready all the same")
+            assert broker.enqueue("llm", CHAT).result(timeout=30).ok

@@ -42,7 +42,7 @@ def pool_config(urls: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 class Fleet:
-    """`headrace worker` on a configuration file, ready when the constructor returns."""
+    """`headrace worker` on a configuration file. `wait_ready` returns when all its processes wait for work."""
 
     def __init__(self, folder: Path, redis_url: str, pools: dict[str, Any], processes: int, *options: str) -> None:
         self.file = folder / "headrace.yaml"
@@ -55,8 +55,10 @@ class Fleet:
                 [sys.executable, "-m", "broker.cli", "worker", "-c", str(self.file), *options],
                 cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"NO_COLOR": "1"},
             )  # fmt: skip
-        pool = next(iter(pools))
-        until(lambda: self.ready(pool) or self._ended(), f"{processes} processes ready; see {self.log}")
+        self._pool = next(iter(pools))
+
+    def wait_ready(self) -> None:
+        until(lambda: self.ready(self._pool) or self._ended(), f"{self.processes} processes ready; see {self.log}")
         if self._process.poll():  # a burst may have ended well by now
             raise AssertionError(f"headrace worker ended:\n{self.log.read_text()}")
 
@@ -105,7 +107,17 @@ class Fleet:
 def fleet(
     folder: Path, redis_url: str, pools: dict[str, Any], processes: int = 1, *options: str
 ) -> Iterator[Fleet]:
-    """A Fleet that ends with the block."""
+    """A Fleet, ready, that ends with the block."""
+    with starting(folder, redis_url, pools, processes, *options) as running:
+        running.wait_ready()
+        yield running
+
+
+@contextmanager
+def starting(
+    folder: Path, redis_url: str, pools: dict[str, Any], processes: int = 1, *options: str
+) -> Iterator[Fleet]:
+    """The same, that has only just begun to start."""
     running = Fleet(folder, redis_url, pools, processes, *options)
     try:
         yield running
