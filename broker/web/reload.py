@@ -59,10 +59,13 @@ async def reload(api: Api, asked: Asked) -> Any:
         raise ApiError(409, "no_worker", "no pool is registered; start `headrace worker`")
     answers = await asyncio.gather(*(reload_pool(api.store, pool) for pool in pools))
     told = {pool: answer.to_dict() for pool, answer in zip(pools, answers, strict=True)}
-    refused = [f"{pool}: {answer.message}" for pool, answer in zip(pools, answers, strict=True) if not answer.success]
+    # A pool that nobody serves now (a finished run's, one that left the file) has nobody to refuse.
+    heard = {pool: answer for pool, answer in zip(pools, answers, strict=True) if answer.answered}
+    if not heard:
+        raise ApiError(409, "no_worker", NOBODY.format(PATIENCE_S))
+    refused = [f"{pool}: {answer.message}" for pool, answer in heard.items() if not answer.success]
     if refused:
-        nobody = not any(answer.answered for answer in answers)
-        raise ApiError(409, "no_worker" if nobody else "refused", "; ".join(dict.fromkeys(refused)))
+        raise ApiError(409, "refused", "; ".join(refused))
     return {"success": True, "pools": told}
 
 
