@@ -4,7 +4,8 @@ WORKDIR /src
 RUN python -m venv /opt/headrace
 # the dependencies first: they change less often than the code, and this layer is then kept
 COPY pyproject.toml constraints.txt ./
-RUN python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+RUN python -c "import tomllib as t; p = t.load(open('pyproject.toml', 'rb'))['project']; \
+      print(*p['dependencies'], *p['optional-dependencies']['api'], sep='\n')" \
       > requirements.txt \
  && /opt/headrace/bin/pip install --no-cache-dir --quiet -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
