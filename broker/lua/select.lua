@@ -14,7 +14,7 @@ local function read_waiting(now, spill)
     local spoke, rung, rooms = string.match(raw[at + 1], '^(%d+)|(%d+)|(.*)$')
     if spoke then
       spoke, rung = tonumber(spoke), tonumber(rung)
-      local trusted = now - spoke <= SILENT_AFTER and (rung == 0 or now - rung <= spill)
+      local trusted = now - spoke <= SILENT_AFTER and (rung == 0 or now - rung < spill)
       local process = {name = raw[at], spoke = spoke, rung = rung, text = rooms, trusted = trusted, rooms = {}}
       for endpoint, room in string.gmatch(rooms, '([^=,]+)=(%d+)') do process.rooms[endpoint] = tonumber(room) end
       found[#found + 1] = process
