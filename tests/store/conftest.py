@@ -1,5 +1,5 @@
-"""`store`: an empty pool on Valkey, on Redis and on fakeredis, with a clock the test sets. No test may leave a key behind
-that has no TTL and is not on the list in broker/keys.py.
+"""`store`: an empty pool on Valkey, on Redis and on fakeredis, with a clock the test sets. No test may leave a key
+behind that has no TTL and is not on the list in broker/keys.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 from broker.store import Store
 from tests.support.servers import Kind, MissingServer, RealServer, redis_server
 from tests.support.snapshot import leaks
-from tests.support.stores import CLOCK_KEY, Clock, open_store
+from tests.support.stores import CLOCK_KEY, open_store
+from tests.support.verbs import Verbs, row
 
 
 class Servers:
@@ -61,5 +62,8 @@ def real_store(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Sto
 
 
 @pytest.fixture
-def clock(store: Store) -> Clock:
-    return Clock(store)
+def verbs(store: Store) -> Verbs:
+    """A pool with one endpoint `a` of ten slots."""
+    verbs = Verbs(store)
+    verbs.register(row("a", 10))
+    return verbs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from broker.store import Store
-from tests.support.caller import Call, Choose, Player, any_call, any_fleet, any_policies
+from tests.support.caller import Call, Caller, Choose, any_call, any_fleet, any_policies
 
 
 def _chooser(draw: st.DrawFn) -> Choose:
@@ -33,18 +33,18 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 class Machine(RuleBasedStateMachine):
-    """One rule for all calls: hypothesis would switch off half of many rules in a run, and some states need most verbs."""
+    """One rule for all calls: of many rules hypothesis switches half off in a run, and some states need most verbs."""
 
     store: Store
-    player: Player
+    caller: Caller
 
     @initialize(policies=policies(), fleet=fleets())
     def start(self, policies: object, fleet: object) -> None:
-        self.player = Player(self.store, policies, fleet)  # type: ignore[arg-type]  # as drawn
+        self.caller = Caller(self.store, policies, fleet)  # type: ignore[arg-type]  # as drawn
 
     @rule(call=calls())
     def play(self, call: Call) -> None:
-        self.player.play(call)
+        self.caller.play(call)
 
 
 def run_machine(store: Store, *, examples: int, steps: int = 40, repeatable: bool = True) -> None:
@@ -63,9 +63,9 @@ def walk(store: Store, *, runs: int, steps: int = 60, seed: int = 1) -> None:
     for one in range(seed, seed + runs):
         choose = random.Random(one).choice
         try:
-            player = Player(store, any_policies(choose), any_fleet(choose))
+            caller = Caller(store, any_policies(choose), any_fleet(choose))
             for _ in range(steps):
-                player.play(any_call(choose))
+                caller.play(any_call(choose))
         except Exception as error:
             error.add_note(f"walk with seed {one}")
             raise

@@ -89,7 +89,7 @@ class Listener:
     rooms: dict[str, int] = field(default_factory=dict)
 
     def trusted(self, now: int, spill: int) -> bool:
-        return now - self.spoke <= SILENT_AFTER and (self.rung == 0 or now - self.rung <= spill)
+        return now - self.spoke <= SILENT_AFTER and (self.rung == 0 or now - self.rung < spill)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def allowed(variant: Variant, seats: Mapping[str, Seat], now: int) -> list[str]:
 
 
 def falls(number: int, share: float) -> bool:
-    """True for `share` of all numbers, evenly spread, and of every second, third ... number too: nobody is out of step."""
+    """True for `share` of all numbers, evenly spread, also of every second, third ... number: none is out of step."""
     return (number * GOLDEN) % 1 < share
 
 
@@ -231,7 +231,7 @@ def classes_of(pool: Pool, seats: Mapping[str, Seat], now: int, by_age: bool) ->
 
 @dataclass
 class Batch:
-    """What one call decides. `tasks`: (task, endpoint) in order; `rung`: processes told; `left`: tasks still waiting."""
+    """What one call decides. `tasks`: (task, endpoint) in order; `rung`: processes told; `left`: tasks that wait on."""
 
     tasks: list[tuple[str, str]] = field(default_factory=list)
     rung: list[str] = field(default_factory=list)

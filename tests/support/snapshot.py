@@ -12,7 +12,8 @@ Hash = Mapping[bytes, bytes]
 # Keys that may stay for ever; every other key is gone when empty, or has a TTL. See broker/keys.py.
 PERMANENT = ("queues", "workers", "x:pools", "x:pool:", "x:endpoints:", "x:endpoint:")
 GONE_WHEN_EMPTY = (
-    "queue:", "wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:lists:", "x:slots:", "x:deadlines:", "x:waiting:",
+    "queue:", "wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:lists:", "x:slots:", "x:deadlines:",
+    "x:waiting:",
 )  # fmt: skip
 WITH_TTL = ("results:", "worker:", "x:bell:", "x:idem:", "x:reply:", "x:ticket:")
 

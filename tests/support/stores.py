@@ -1,4 +1,4 @@
-"""Stores for tests: on a real server or on fakeredis, with a server clock the test sets, with other sources on demand."""
+"""Stores for tests: on a real server or on fakeredis, with a server clock the test sets, or with edited sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class EditedScripts(Scripts):
         self._edit = edit
         self._edited: dict[str, Script] = {}
 
-    def _command(self, verb: str, pool: str, args: Sequence[str | bytes | int], parse: Callable[[Any], T]) -> Command[T]:
+    def _command(
+        self, verb: str, pool: str, args: Sequence[str | bytes | int], parse: Callable[[Any], T]
+    ) -> Command[T]:
         command = super()._command(verb, pool, args, parse)
         if verb not in self._edited:
             source = self._edit(command.script.source)

@@ -9,7 +9,8 @@ from typing import Any
 
 from broker.scripts import DeadLetter, Finish, Lease, NewTask, Offer, Release, Retry, Verdict
 from broker.store import Store
-from tests.support.model import Model, Policies, render
+from tests.support.model import Model
+from tests.support.model_state import Policies, render
 from tests.support.snapshot import leaks, read
 from tests.support.stores import CLOCK_KEY
 from tests.support.verbs import DAY, LEASE, POOL, EndpointRow, Verbs
@@ -41,7 +42,9 @@ class Twin:
         self._same("enqueue", self.verbs.enqueue(*news, max_depth=max_depth), self.model.enqueue(news, max_depth))
 
     def held(self, process: str, endpoint: str) -> int:
-        running = (self.model.tasks[member.split(":")[0]] for member in self.model.wip if member.endswith("." + process))
+        running = (
+            self.model.tasks[member.split(":")[0]] for member in self.model.wip if member.endswith("." + process)
+        )
         return sum(task.endpoint == endpoint for task in running)
 
     def claim(self, process: str, rooms: Mapping[str, int], most: int = 100) -> list[Lease]:

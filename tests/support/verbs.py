@@ -32,7 +32,9 @@ DAY = 86_400_000  # ms
 EndpointRow = tuple[str, int, int, bool, tuple[str, ...]]
 
 
-def row(name: str, cap: int = 1, priority: int = 5, *, on: bool = True, capabilities: Sequence[str] = ()) -> EndpointRow:
+def row(
+    name: str, cap: int = 1, priority: int = 5, *, on: bool = True, capabilities: Sequence[str] = ()
+) -> EndpointRow:
     return (name, priority, cap, on, tuple(sorted(capabilities)))
 
 
@@ -164,3 +166,14 @@ class Verbs:
 
     def counter(self, name: str) -> int:
         return int(self.store.redis.hget(self.store.keys.pool(POOL), name) or 0)
+
+
+def run_one(verbs: Verbs, task: str = "t") -> Lease:
+    """A task, enqueued and claimed by process p1 for endpoint a."""
+    verbs.enqueue(task)
+    (lease,) = verbs.claim("p1", a=1)
+    return lease
+
+
+def ids(leases: Sequence[Lease]) -> list[str]:
+    return [lease.id for lease in leases]
