@@ -6,8 +6,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.servers import MissingServer, RealServer, redis_server
+
+# A busy machine is no fault of what is tested.
+settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session")
