@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from urllib.parse import urlsplit
 
 from broker.errors import InvalidTask, PayloadTooLarge
-from broker.task import METHODS, NpuTask, Request, Result, Work, check_path
+from broker.task import METHODS, NpuTask, Request, Result, Work, check_path, shortened
 
 MAX_LINE_BYTES: Final = 262_144  # the default of a pool's queue.payload_limit
 MAX_CUSTOM_ID_CHARS: Final = 512
@@ -23,6 +23,8 @@ MAX_MESSAGE_CHARS: Final = 400
 DIGEST_CHARS: Final = 24  # of the sha256 in an output line's id: 96 bits
 TASK_ID: Final = "batch_req_"  # ids of lines that became a task
 LINE_ID: Final = "batch_line_"  # ids of lines that did not
+REQUEST_FIELDS: Final = ("custom_id", "method", "url", "body")
+NPU_FIELDS: Final = ("custom_id", "task_type", "data")
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -226,11 +228,19 @@ def _custom_id(record: Mapping[str, Any]) -> str:
     return custom_id
 
 
+def _check_fields(record: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    """What is not read must not be taken for granted. A null is as good as absent: tables have them for empty cells."""
+    for name, value in record.items():
+        if value is not None and name not in allowed:
+            raise _Bad("unknown_field", f"{shortened(name)!r} is no field here; a line has {', '.join(allowed)}")
+
+
 def _work(record: Mapping[str, Any]) -> tuple[Work, list[Any]]:
     """The work, and what of the line decides whether it is the same work."""
     url, task_type = record.get("url"), record.get("task_type")
     if url is not None and task_type is not None:
         raise _Bad("ambiguous", "both url and task_type; give url for a request, task_type for an NPU task")
+    _check_fields(record, NPU_FIELDS if task_type is not None else REQUEST_FIELDS)
     if task_type is not None:
         try:
             return NpuTask(task_type, record.get("data")), ["npu", task_type, record["data"]]  # type: ignore[arg-type]

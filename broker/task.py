@@ -35,6 +35,11 @@ _POOL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TASK_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
+def shortened(text: str, most: int = 40) -> str:
+    """At most so many characters, for errors that quote what somebody wrote."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def new_task_id() -> str:
     """A fresh id: 12 hex digits of milliseconds, then 80 random bits, so ids sort by time. 32 characters."""
     return f"{int(time.time() * 1000):012x}{secrets.token_hex(10)}"
@@ -216,7 +221,7 @@ class TaskOptions:
             check_task_id(self.id)
         key = self.idempotency_key
         if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= 255 or not key.isprintable()):
-            raise InvalidTask(f"idempotency_key {key!r}: must be 1 to 255 printable characters")
+            raise InvalidTask(f"idempotency_key {shortened(repr(key))}: must be 1 to 255 printable characters")
         object.__setattr__(self, "deadline", check_seconds("deadline", self.deadline))
         object.__setattr__(self, "delay", check_seconds("delay", self.delay))
         object.__setattr__(self, "priority", check_priority(self.priority))

@@ -85,10 +85,6 @@ def test_a_get_needs_no_body() -> None:
     assert task(line(method="GET", body=None)).work == Request("GET", "/v1/chat/completions")
 
 
-def test_unknown_fields_are_the_callers_notes() -> None:
-    assert task(line(note="x")) == task(line())
-
-
 def test_the_digest_is_of_the_content_not_of_its_spelling() -> None:
     spelled = b'{"url":"/v1/chat/completions" , "method":"POST", "custom_id":"a", "body":{"messages":[{"content":'
     spelled += '"Grüße","role":"user"}],"model":"m"}}'.encode()
@@ -138,6 +134,14 @@ MALFORMED: list[tuple[bytes, str, str | None, str]] = [
     (line(body=None), "missing_body", "a", "body is missing"),
     (line(body="{}"), "invalid_body", "a", "not a string"),
     (line(body=[1]), "invalid_body", "a", "not a list"),
+    (line(headers={"x-a": "b"}), "unknown_field", "a", "'headers' is no field here; a line has custom_id, method, url"),
+    (line(**{"n" * 99 + "\n": 1}), "unknown_field", "a", f"'{'n' * 39}…' is no field"),
+    (
+        b'{"custom_id": "a", "task_type": "text_analysis", "data": {"text": "x"}, "method": "POST"}',
+        "unknown_field",
+        "a",
+        "'method' is no field here; a line has custom_id, task_type, data",
+    ),
     (line(task_type="text_analysis"), "ambiguous", "a", "both url and task_type"),
     (b'{"custom_id": "a", "task_type": "dance", "data": {}}', "invalid_task", "a", "must be one of"),
     (b'{"custom_id": "a", "task_type": "text_analysis"}', "invalid_task", "a", "must be an object"),
@@ -157,6 +161,11 @@ def test_malformed_lines(raw: bytes, code: str, custom_id: str | None, says: str
     written = json.loads(bad_line(parsed))
     assert written["error"] == {"code": code, "message": parsed.message}
     assert (written["custom_id"], written["response"]) == (custom_id, None)
+
+
+def test_a_field_that_is_null_is_none() -> None:
+    given = json.loads(line())
+    assert task(json.dumps({**given, "headers": None, "task_type": None}).encode()) == task(line())
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
@@ -221,8 +230,8 @@ def test_the_same_broken_line_twice_is_two_lines() -> None:
 @pytest.mark.parametrize("over", [0, 1, 2, 3, 100, 70_000, 200_000])
 def test_the_limit_is_exact_and_what_follows_is_read(over: int, end: bytes) -> None:
     limit = 500
-    fill = limit + over - len(line(note="").rstrip())
-    long = line(note="x" * fill).rstrip()
+    fill = limit + over - len(line(body={"note": ""}).rstrip())
+    long = line(body={"note": "x" * fill}).rstrip()
     assert len(long) == limit + over
     parsed = read(long + end + (line(custom_id="next") if end else b""), limit)
     assert isinstance(parsed[0], BatchTask if over == 0 else BadLine)
