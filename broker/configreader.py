@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.configfile import Findings, Node
-from broker.durations import parse_seconds, parse_size
+from broker.durations import format_seconds, format_size, parse_seconds, parse_size
 from broker.errors import InvalidTask
 from broker.secret import Secret
 from broker.task import check_names
@@ -133,13 +133,19 @@ class Section:
         return self.whole(name, 1, 1, most, also=", or auto")
 
     def seconds(self, name: str, default: float, least: float, most: float = 10 * 365 * 86400) -> float:
-        return self._measure(name, default, parse_seconds, least, most, "s")
+        return self._measure(name, default, parse_seconds, format_seconds, least, most)
 
     def size(self, name: str, default: int, least: int, most: int) -> int:
-        return int(self._measure(name, default, parse_size, least, most, " bytes"))
+        return int(self._measure(name, default, parse_size, _format_bytes, least, most))
 
     def _measure(
-        self, name: str, default: float, parse: Callable[[object], float], least: float, most: float, unit: str
+        self,
+        name: str,
+        default: float,
+        parse: Callable[[object], float],
+        show: Callable[[float], str],
+        least: float,
+        most: float,
     ) -> float:
         node = self.get(name)
         if node is None:
@@ -151,7 +157,7 @@ class Section:
             return default
         if math.isfinite(value) and least <= value <= most:
             return value
-        self.findings.problem(node, f"must be from {least:g}{unit} to {most:g}{unit}, not {node.show()}")
+        self.findings.problem(node, f"must be from {show(least)} to {show(most)}, not {node.show()}")
         return default
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -214,3 +220,8 @@ class Section:
         except UnicodeDecodeError:
             self.findings.problem(node, f"{path}: not text")
             return None
+
+
+def _format_bytes(size: float) -> str:
+    shown = format_size(int(size))
+    return shown if isinstance(shown, str) else f"{shown} byte{'s' if shown != 1 else ''}"

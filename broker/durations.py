@@ -60,6 +60,22 @@ def format_seconds(seconds: float) -> str:
     return f"{millis}ms" if millis / 1000 == seconds else f"{seconds!r}s"
 
 
+def span(seconds: float) -> str:
+    """For people, rounded: 3.2 ms, 340 ms, 2.1 s, 4 min 5 s, 3 h 20 min, 13 d 4 h."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"
+
+
 def parse_size(value: object) -> int:
     """Bytes. KiB, MiB, GiB (and K, M, G) are powers of 1024; KB, MB, GB powers of 1000. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):

@@ -12,7 +12,7 @@ from broker.configmodel import QueuePolicy
 from broker.errors import IdempotencyConflict, InvalidTask, QueueFull, UsageError
 from broker.rqjob import describe, encode_work, utc
 from broker.scripts import ENQUEUE_BATCH, Enqueued, NewTask
-from broker.task import NpuTask, Priority, Request, TaskOptions, Work, check_names, new_task_id
+from broker.task import NpuTask, Priority, Request, TaskOptions, Work, check_names, new_task_id, shortened
 
 Item = Work | tuple[Work, TaskOptions]
 
@@ -120,7 +120,7 @@ def chunks(tasks: Iterable[NewTask]) -> Iterator[list[NewTask]]:
 
 
 def conflict(task: NewTask, answer: Enqueued) -> IdempotencyConflict:
-    what = f"idempotency key {task.idempotency_key!r}" if answer.id != task.id else f"task id {task.id!r}"
+    what = f"idempotency key {shortened(task.idempotency_key)!r}" if answer.id != task.id else f"task id {task.id!r}"
     return IdempotencyConflict(
         f"{what} stands for task {answer.id} with another payload or pool; use another, or send the same", answer.id
     )

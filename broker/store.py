@@ -46,6 +46,9 @@ def translate(error: Exception, url: str) -> BrokerError:
     """redis-py's errors in our terms; one line with the remedy."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
+        if text.startswith(("HELLO", "NOAUTH", "Authentication required")):
+            return BrokerUnsuitable(f"Redis at {masked(url)} wants a password: give it in redis.url or redis.password")
+        text = text.rstrip(".")
         return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; check the user and password in redis.url")
     place = f"Redis at {masked(url)}"
     if isinstance(error, CONNECTION_ERRORS):

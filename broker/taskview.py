@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.durations import span
 from broker.errors import InvalidTask, UnknownTask
 from broker.flows import Flow, Plain, drive
 from broker.inspect import Plainly, as_fields, as_int, as_list, as_seconds, as_text
@@ -88,7 +89,7 @@ def task_view(keys: Keys, task_id: str, *, payload: bool) -> Flow[TaskView]:
 def _where(keys: Keys, task_id: str, row: Mapping[str, str], ttl: int) -> Flow[str]:
     pool, status = row.get("origin", ""), row.get("status", "")
     if row.get("x_out") or status in ("finished", "failed", "canceled"):
-        return "kept for ever" if ttl < 0 else f"kept for {ttl / 1000:.0f} s more"
+        return "kept for ever" if ttl < 0 else f"kept for {span(ttl / 1000)} more"
     if status == "scheduled":
         (due,) = yield Plain([("ZSCORE", keys.registry("scheduled", pool), task_id)])
         return "in no list: it will be repaired" if due is None else f"due at {float(due):.3f}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.configmodel import Pool
+from broker.durations import span
 from broker.errors import BrokerError, BrokerUnavailable
 from broker.rqjob import utc
 from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
@@ -298,7 +299,7 @@ class Dispatcher:
         return self._rng.uniform(*POLL_S)
 
     def _say_waiting(self, attempt: int, seconds: float, error: BaseException) -> None:
-        log.log(logging.WARNING if attempt == 1 else logging.DEBUG, "%s; trying again in %.1f s", error, seconds)
+        log.log(logging.WARNING if attempt == 1 else logging.DEBUG, "%s; trying again in %s", error, span(seconds))
 
 
 def _tell(events: Sequence[str]) -> None:

@@ -147,6 +147,8 @@ def print_task(task: admin.TaskView, as_json: bool) -> None:
 def _shown(name: str, value: Any) -> str:
     if name.endswith("_at") or name == "deadline":
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    if name == "ttl":
+        return screen.span(value)
     if isinstance(value, list | tuple):
         return ", ".join(str(each) for each in value)
     return str(value)

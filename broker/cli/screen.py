@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, TextIO
 
+from broker import durations
 from broker.cli.tally import Tally
 from broker.logs import escape
 
@@ -57,16 +58,8 @@ def _is_number(value: object) -> bool:
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people: 3.2 ms, 340 ms, 2.1 s, 4 min 5 s."""
-    if seconds is None:
-        return "-"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    """A duration for people, `-` for none."""
+    return "-" if seconds is None else durations.span(seconds)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

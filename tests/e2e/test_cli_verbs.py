@@ -85,6 +85,9 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(served: Place) -> Non
     shown = served.json("dead", "show", told["id"])
     assert [attempt["status_code"] for attempt in shown["history"]] == [400]
     assert shown["payload"]["path"] == "/v1/chat/completions"
+    plain = served.run("dead", "show", told["id"])
+    assert "\nttl              14 d 0 h\n" in plain
+    assert "kept for 14 d 0 h more" in plain
     for sample in served.samples:
         sample.control(max_prompt=0)
     assert "1 queued again" in served.run("dead", "redrive", told["id"])

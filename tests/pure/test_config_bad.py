@@ -122,6 +122,8 @@ BAD: dict[str, tuple[str, Expected]] = {
     ),
     "duration unit": (POOL % "timeout: {connect: 5 parsecs}", [(4, P + "timeout.connect", "a duration such as")]),
     "duration zero": (POOL % "timeout: {attempt: 0}", [(4, P + "timeout.attempt", "must be from")]),
+    "duration long": (
+        POOL % "queue: {result_ttl: 500ms}", [(4, P + "queue.result_ttl", "must be from 1s to 3650d, not '500ms'")]),
     "duration negative": (POOL % "timeout: {attempt: -5}", [(4, P + "timeout.attempt", "not -5")]),
     "duration huge": (POOL % "timeout: {attempt: 1e300}", [(4, P + "timeout.attempt", "must be from")]),
     "health path": (POOL % "health: {path: health}", [(4, P + "health.path", "a path that starts with '/'")]),
@@ -137,9 +139,10 @@ BAD: dict[str, tuple[str, Expected]] = {
         [(4, P + "breaker.cooldown_max", "less than cooldown")],
     ),
     "size": (POOL % "queue: {payload_limit: 3 apples}", [(4, P + "queue.payload_limit", "a size such as")]),
-    "size negative": (POOL % "queue: {payload_limit: -1}", [(4, P + "queue.payload_limit", "must be from")]),
+    "size negative": (
+        POOL % "queue: {payload_limit: -1}", [(4, P + "queue.payload_limit", "must be from 1 byte to 512MiB")]),
     "depth": (POOL % "queue: {max_depth: many}", [(4, P + "queue.max_depth", "whole number")]),
-    "lease": (POOL % "queue: {lease: 10ms}", [(4, P + "queue.lease", "from 0.5s")]),
+    "lease": (POOL % "queue: {lease: 10ms}", [(4, P + "queue.lease", "from 500ms to 1h, not '10ms'")]),
     "transport": (POOL % "connection: {transport: curl}", [(4, P + "connection.transport", "one of auto, pyreqwest")]),
     "redis scheme": ("redis: {url: 'http://x'}\n", [(1, "redis.url", "must be 'embedded' or start with redis://")]),
     "redis no scheme": ("redis: {url: 'localhost:6379'}\n", [(1, "redis.url", "did you mean redis://localhost:6379?")]),
@@ -274,7 +277,7 @@ def load(path: Path) -> Config | ConfigError:
         return error
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_gives_a_configuration_or_problems(write: Write, data: st.DataObject) -> None:
     lines = EXAMPLE.read_text().splitlines(keepends=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.addresses import endpoint_id, redis_address, redis_url_with
-from broker.durations import format_seconds, format_size, parse_seconds, parse_size
+from broker.durations import format_seconds, format_size, parse_seconds, parse_size, span
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,22 @@ def test_seconds_survive_writing(seconds: float) -> None:
 )
 def test_format_seconds(seconds: float, written: str) -> None:
     assert format_seconds(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0032, "3.2 ms"),
+        (0.34, "340 ms"),
+        (2.1, "2.1 s"),
+        (99.97, "1 min 40 s"),
+        (3599.6, "1 h 0 min"),
+        (86_400.0, "24 h 0 min"),
+        (1209598.993, "14 d 0 h"),
+    ],
+)
+def test_a_span_for_people(seconds: float, written: str) -> None:
+    assert span(seconds) == written
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import asyncio
 import multiprocessing
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -27,7 +27,7 @@ from broker.scripts import load
 from broker.store import Store
 from tests.support.player import register, serve, serving
 from tests.support.proxy import reply_dropper
-from tests.support.servers import RealServer, redis_server
+from tests.support.servers import MissingServer, RealServer, redis_server
 
 POOL = "llm"
 
@@ -61,8 +61,6 @@ def numbers(results: Iterator[Result]) -> list[int]:
     return [result.json()["n"] for result in results]
 
 
-
-
 @contextmanager
 def through_proxy(server: RealServer) -> Iterator[Any]:
     with reply_dropper(server.port) as proxy:
@@ -83,9 +81,7 @@ def test_an_enqueue_whose_reply_is_lost_is_queued_once(
         assert [task_id.decode() for task_id in waiting] == [task.id for task in tasks]
 
 
-def test_an_async_enqueue_whose_reply_is_lost_is_queued_once(
-    server: RealServer, redis_url: str, store: Store
-) -> None:
+def test_an_async_enqueue_whose_reply_is_lost_is_queued_once(server: RealServer, redis_url: str, store: Store) -> None:
     async def use(broker: AsyncBroker) -> str:
         await broker.enqueue("warm", ask())
         proxy.drop(load("enqueue").sha.encode(), times=2)
@@ -199,3 +195,23 @@ def test_the_embedded_server_comes_and_goes_with_its_brokers(tmp_path: Path) -> 
             return await again.task(POOL, task.id).status()
 
     assert asyncio.run(look()) == "queued"
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_a_password_that_is_missing_or_wrong_is_one_clause_and_a_remedy(kind: Literal["valkey", "redis"]) -> None:
+    with ExitStack() as stack:
+        try:
+            own = stack.enter_context(redis_server(kind))
+        except MissingServer as missing:
+            pytest.skip(str(missing))
+        own.command("CONFIG", "SET", "requirepass", "sesame")
+        with Broker(own.url) as broker, pytest.raises(BrokerUnsuitable) as none_given:
+            broker.enqueue(POOL, ask())
+        place = f"Redis at {own.url} "
+        assert str(none_given.value) == place + "wants a password: give it in redis.url or redis.password"
+        with Broker(own.url.replace("//", "//:wrong@")) as broker, pytest.raises(BrokerUnsuitable) as wrong:
+            broker.enqueue(POOL, ask())
+        assert str(wrong.value).endswith(
+            " refuses us: invalid username-password pair or user is disabled; check the user and password in redis.url"
+        )
+        assert "wrong" not in str(wrong.value)
