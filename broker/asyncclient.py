@@ -178,7 +178,7 @@ class AsyncBroker:
         """As `Broker.map`. `works` may be asynchronous; while the next one is awaited, no result is handed on."""
         link = await self._connected()
         call = MapCall(
-            link.core.scripts,
+            link.core,
             check_pool(pool),
             mailbox_name(),
             window=window,

@@ -212,7 +212,7 @@ class Broker:
         A full pool is waited for. What Redis lost is sent again. Ending early, for whatever reason, cancels nothing.
         """
         call = MapCall(
-            self._connected().core.scripts,
+            self._connected().core,
             check_pool(pool),
             mailbox_name(),
             window=window,

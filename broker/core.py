@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from base64 import b64decode
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from broker.errors import (
     UnknownTask,
 )
 from broker.flows import Await, Call, Flow, Plain, in_batches
-from broker.inspect import why_down
+from broker.inspect import pool_names, why_down
 from broker.keys import Keys
 from broker.outcome import FIELDS, read_result
 from broker.producer import Item, PoolLimits
@@ -33,6 +34,9 @@ from broker.task import Result
 
 SILENCE: Final = 5.0  # seconds without news after which a task is looked at: its message may be lost
 LIMITS_FOR: Final = 10.0  # seconds for which a pool's limits are remembered
+MOST_NAMED: Final = 8  # pools in a warning
+
+log = logging.getLogger("headrace.client")
 
 
 class Core:
@@ -41,13 +45,29 @@ class Core:
     def __init__(self, scripts: Scripts) -> None:
         self.scripts, self.keys = scripts, scripts.keys
         self._limits: dict[str, tuple[float, PoolLimits]] = {}
+        self._looked_for: set[str] = set()
 
     def limits(self, pool: str) -> Flow[PoolLimits]:
         until, known = self._limits.get(pool, (0.0, PoolLimits()))
         if time.monotonic() >= until:
             known = yield from pool_limits(self.keys, pool)
             self._limits[pool] = (time.monotonic() + LIMITS_FOR, known)
+            if pool not in self._looked_for:
+                yield from self._look_for(pool)
         return known
+
+    def _look_for(self, pool: str) -> Flow[None]:
+        """Tells, once, of a pool that no worker has registered while there are others: it may be a slip of the pen."""
+        names = yield from pool_names(self.keys)
+        if not names:  # workers may be about to start
+            return
+        self._looked_for.add(pool)
+        if pool not in names:
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            log.warning(
+                "pool %r: no worker has registered it, its tasks wait until one does; registered: %s%s",
+                pool, ", ".join(names[:MOST_NAMED]), more,
+            )  # fmt: skip
 
     def enqueue(self, pool: str, items: Sequence[Item]) -> Flow[list[str]]:
         """Everything is checked before anything is queued. The ids, in order."""

@@ -39,7 +39,8 @@ class EndpointStatus(Plainly):
     """One endpoint as all processes see it.
 
     state     ready | full (every slot taken) | probing (half-open) | paused | open (breaker) | unhealthy (by its last
-              check) | absent (no worker for 30 s) | draining | disabled | removed (leaving the configuration)
+              check) | absent (no worker for 30 s; in a pool's status also: no process serves the pool) | draining |
+              disabled | removed (leaving the configuration)
     breaker   closed, open or half_open; `reason` and `open_until` while it is not closed (open past `open_until`: the
               next task is the probe); `fails` in a row, `opened` times in all
     served, failed   attempts that ended well, or not
@@ -141,8 +142,10 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
         ]
     )
     waiting, oldest = yield from _waiting(keys, pool, ["", *(as_text(variant) for variant in variants)])
-    names = {as_text(name) for name in waiters} | {_process_of(as_text(lease)) for lease in leases}
+    names = {as_text(name) for name in waiters} | {_process_of(as_text(lease)) for lease in leases} - {""}
     fields = as_fields(record)
+    if not names:
+        endpoints = tuple(_unattended(endpoint) for endpoint in endpoints)
     return PoolStatus(
         pool=pool,
         waiting=waiting,
@@ -155,7 +158,7 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
         max_depth=as_int(fields.get("max_depth")),
         counts={name[2:]: int(value) for name, value in sorted(fields.items()) if name.startswith("n_")},
         endpoints=endpoints,
-        processes=tuple(sorted(names - {""})),
+        processes=tuple(sorted(names)),
         workers=workers,
     )
 
@@ -229,6 +232,12 @@ def _endpoint(endpoint: str, row: Mapping[str, str], in_flight: int, now: float)
         adapts=row.get("auto") == "1",
         run_time=int(row.get("run_ms") or 0) / 1000,
     )
+
+
+def _unattended(endpoint: EndpointStatus) -> EndpointStatus:
+    """No process waits for tasks or runs one: whatever else is true of the endpoint, nobody sends to it."""
+    more_lasting = STATES.index(endpoint.state) <= STATES.index("absent")
+    return endpoint if more_lasting else dataclasses.replace(endpoint, state="absent")
 
 
 def _slots(row: Mapping[str, str]) -> int:

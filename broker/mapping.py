@@ -14,12 +14,12 @@ from itertools import count, takewhile
 from typing import Any, Final
 
 from broker import producer
-from broker.core import SILENCE, failure, pool_limits, stock_result
+from broker.core import SILENCE, Core, failure, stock_result
 from broker.errors import InvalidTask, QueueFull, ResultTimeout, TaskError, UnknownTask, UsageError
 from broker.flows import Call, Flow, Plain, Pop, Pull, Sleep, Step, in_batches
 from broker.outcome import FIELDS, read_result
 from broker.producer import Item, PoolLimits
-from broker.scripts import BATCH, ENQUEUE_BATCH, Enqueued, NewTask, Scripts
+from broker.scripts import BATCH, ENQUEUE_BATCH, Enqueued, NewTask
 from broker.task import Result
 
 FETCH: Final = 100  # results read in one round trip; each may be as large as the pool's result limit
@@ -45,7 +45,7 @@ class MapCall:
 
     def __init__(
         self,
-        scripts: Scripts,
+        core: Core,
         pool: str,
         reply: str,
         *,
@@ -57,7 +57,8 @@ class MapCall:
     ) -> None:
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise UsageError(f"window {window!r}: must be a whole number of tasks, 1 or more")
-        self._scripts, self._keys, self._pool, self._reply = scripts, scripts.keys, pool, reply
+        self._core, self._scripts, self._keys = core, core.scripts, core.keys
+        self._pool, self._reply = pool, reply
         self._window, self._ordered, self._timeout = window, ordered, timeout
         self._raise, self._on_refused = raise_on_failure, on_refused
         self._limits = PoolLimits()
@@ -76,7 +77,7 @@ class MapCall:
 
     def flow(self) -> Generator[Step | Result, Any, None]:
         """Fills up before it hands on, so that endpoints have work while the caller has results."""
-        self._limits = yield from pool_limits(self._keys, self._pool)
+        self._limits = yield from self._core.limits(self._pool)
         results: list[Result] = []
         while True:
             yield from self._fill()

@@ -22,6 +22,7 @@ from broker.cli.batchqueue import BatchQueue
 from broker.cli.batchrun import BatchRun, LineReader, Window
 from broker.cli.resume import ResumeNote
 from broker.cli.settings import Redis, load, pool_of, redis_of, say
+from broker.cli.stall import Stall, explain
 from broker.cli.tally import Tally
 from broker.config import Config, Pool, config_for_endpoints
 from broker.errors import BrokerError, HeadraceError, UsageError
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from workers.supervisor import Supervisor
 
 LOOK_S: Final = 0.2
-STALL_S: Final = 15.0  # without an outcome, before the endpoints are asked why; then again each minute
-STALL_AGAIN_S: Final = 60.0
 INTERRUPTED: Final = 130
 
 NEEDED: Final = "give --endpoint URL (again for each), or a configuration with -c FILE"
@@ -294,17 +293,13 @@ class _Run:
     async def _show(self) -> None:
         progress = self._progress = None if self._job.quiet else screen.progress(sys.stderr)
         counting = asyncio.create_task(asyncio.to_thread(self._count))
-        told, moved_at, last = 0.0, time.monotonic(), -1
+        stall = Stall(time.monotonic())
         try:
             while True:
                 if progress is not None:
                     progress.update(self._tally, self._total)
-                now = time.monotonic()
-                if self._tally.settled != last:
-                    last, moved_at = self._tally.settled, now
-                elif now - max(moved_at, told + STALL_AGAIN_S - STALL_S) > STALL_S and self._batch.pending:
-                    told = now
-                    await self._say_why(now - moved_at)
+                if seconds := stall.lasted(self._tally.settled, self._batch.pending, time.monotonic()):
+                    await self._say_why(stall, seconds)
                 await asyncio.sleep(LOOK_S)
         finally:
             counting.cancel()
@@ -322,12 +317,9 @@ class _Run:
                     lines, last = lines + piece.count(b"\n"), piece[-1:]
             self._total = lines + (last != b"\n")
 
-    async def _say_why(self, seconds: float) -> None:
+    async def _say_why(self, stall: Stall, seconds: float) -> None:
         with suppress(HeadraceError):
-            states = [
-                f"{each.id} is {each.state}" + (f" ({each.reason})" if each.reason else "")
-                for each in await self._queue.endpoints()
-                if each.state != "removed"
-            ]
-            why = "; ".join(states) or f"no worker serves pool {self._job.pool.name}"
-            say(f"no outcome for {seconds:.0f} s, {self._batch.pending} tasks wait or run: {why}")
+            states = [each for each in await self._queue.endpoints() if each.state != "removed"]
+            if stall.worth_a_line(any(each.up for each in states) or not states, seconds):
+                why = explain(states) or f"no worker serves pool {self._job.pool.name}"
+                say(f"no outcome for {seconds:.0f} s, {self._batch.pending} tasks wait or run: {why}")

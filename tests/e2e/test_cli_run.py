@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,14 @@ def config_file(folder: Path, redis: str, samples: list[SimulatedEndpoint], **po
     path = folder / "headrace.yaml"
     path.write_text(yaml.safe_dump({"redis": {"url": redis}, "pools": {"llm": {"endpoints": listed, **pool}}}))
     return path
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def answered_once(output: Path, count: int) -> None:
@@ -91,7 +101,7 @@ def test_malformed_lines_become_error_lines(tmp_path: Path, redis_url: str) -> N
     broken = ['{"custom_id": "x', "[]", '{"custom_id": "y", "method": "POST", "body": {}}', "\ufffd\ufffd"]
     lines: list[dict[str, object] | str] = [chat_line(f"task-{i}", f"question {i}") for i in range(9963)]
     for i in range(37):
-        lines.insert(i * 251, broken[i % 4].replace("y", f"y{i}"))
+        lines.insert(i * 251, broken[i % 4].replace('"y"', f'"y{i}"'))
     source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     with simulated_endpoints(2, "--port", "0") as samples:
         done = headrace(
@@ -271,6 +281,17 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, redis_url: str) -> None:
         done = headrace(*words, cwd=tmp_path)
     assert done.returncode == 1
     assert "the disk is full" in one_line(done)
+
+
+def test_a_mistyped_endpoint_is_told_with_its_cause(tmp_path: Path, redis_url: str) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 5)
+    with closed_port() as port:
+        words = ("run", source, "-o", "out.jsonl", "--endpoint", f"http://127.0.0.1:{port}", "--redis", redis_url)
+        with started(*words, cwd=tmp_path) as process:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "no outcome" in line)
+    assert "5 tasks wait or run" in line
+    assert f"127-0-0-1-{port} is unhealthy (connect: " in line
 
 
 def test_a_restart_of_redis_in_the_middle(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from broker import Broker, InvalidTask, NpuTask, Request, TaskOptions, UnknownTask, admin
 from broker.scripts import Claimed, DeadLetter, Retry
 from broker.store import Store
-from tests.support.player import claim, echo, refuse, register, serve, settle
+from tests.support.player import claim, echo, listen, refuse, register, serve, settle
 
 POOL = "llm"
 
@@ -97,6 +97,8 @@ def test_the_state_of_an_endpoint(broker: Broker, store: Store) -> None:
         (endpoint,) = admin.status(store, POOL).endpoints
         return endpoint.state
 
+    assert state() == "absent"  # no process listens, whatever the endpoint's workers said before they went
+    listen(store, POOL)
     assert state() == "ready"
     broker.enqueue(POOL, ask())
     (claimed,) = claim(store, POOL, 1)
@@ -115,6 +117,7 @@ def test_the_state_of_an_endpoint(broker: Broker, store: Store) -> None:
         ({"on": 0}, "disabled"),
         ({"gone": 1}, "removed"),
     ]
+    assert admin.status(store, POOL).processes == ("listener",)
     for fields, expected in table:
         store.pipelined([("HSET", key, *(part for pair in fields.items() for part in pair))])
         assert state() == expected

@@ -18,7 +18,7 @@ from broker.registered import registered
 from broker.store import Store
 from broker.web.app import OPERATIONS
 from tests.support.api import FILE, POOL, TOKEN, api_server, ask, fail, good, in_use, refused, rows, until
-from tests.support.player import claim, refuse, register, settle
+from tests.support.player import claim, listen, refuse, register, settle
 
 
 @pytest.fixture
@@ -92,6 +92,7 @@ def test_no_get_changes_anything(api: httpx.Client, broker: Broker, store: Store
 
 def test_a_get_does_not_make_an_open_breaker_half_open(api: httpx.Client, broker: Broker, store: Store) -> None:
     store.run(store.scripts.register(POOL, {"cooldown": 1}, rows()))
+    listen(store, POOL)
     broker.enqueue(POOL, ask())
     settle(store, POOL, [fail(claim(store, POOL, 1)[0], 0.0, "open")])
     key = store.keys.endpoint(POOL, "vm1")
@@ -107,6 +108,7 @@ def test_a_get_does_not_make_an_open_breaker_half_open(api: httpx.Client, broker
 def test_pools_and_their_stats(api: httpx.Client, broker: Broker, store: Store) -> None:
     in_use(store, broker)
     register(store, "llm")
+    listen(store, "llm")
     llm, npu = good(api.get("/api/pools"))["pools"]
     assert (llm["pool"], llm["adapter"], llm["endpoints"], llm["endpoints_up"]) == ("llm", None, 1, 1)
     expected = {"waiting": 1, "delayed": 1, "running": 1, "dead": 1, "finished": 1, "canceled": 1}
@@ -131,6 +133,7 @@ def test_a_pool_of_the_file_that_no_worker_has_registered(api: httpx.Client) -> 
 
 def test_drain_undrain_reset(api: httpx.Client, broker: Broker, store: Store) -> None:
     store.run(store.scripts.register(POOL, {}, rows()))
+    listen(store, POOL)
     at = f"/api/pools/{POOL}/endpoints/vm1"
     assert good(api.post(f"{at}/drain"))["state"] == "draining"
     broker.enqueue(POOL, ask())

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -64,6 +65,42 @@ def run_async(url: str, use: Callable[[AsyncBroker], Awaitable[Any]]) -> Any:
 
 
 # enqueue
+
+
+def test_a_pool_that_no_worker_knows_is_told_once(
+    redis_url: str, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker(redis_url) as early:
+        early.enqueue("nosuch", ask())  # no pool at all: the workers may be about to start
+        assert caplog.messages == []
+    for pool in ("llm", "npu"):
+        register(store, pool)
+    told = "pool 'nosuch': no worker has registered it, its tasks wait until one does; registered: llm, npu"
+    with Broker(redis_url) as broker:
+        tasks = [broker.enqueue("nosuch", ask(n)) for n in range(3)] + [broker.enqueue("llm", ask())]
+        assert caplog.messages == [told]
+        with suppress(ResultTimeout):
+            list(broker.map("nosuch", [ask()], timeout=0.01))
+        assert caplog.messages == [told]
+        assert [task.status() for task in tasks] == ["queued"] * 4
+    caplog.clear()
+
+    async def use(broker: AsyncBroker) -> None:
+        await broker.enqueue("nosuch", ask())
+        await broker.enqueue("nosuch", ask())
+
+    run_async(redis_url, use)
+    assert caplog.messages == [told]
+
+
+def test_an_error_quotes_the_start_of_a_long_key(broker: Broker) -> None:
+    broker.enqueue(POOL, ask(1), idempotency_key="k" * 255)
+    with pytest.raises(IdempotencyConflict) as conflict:
+        broker.enqueue(POOL, ask(2), idempotency_key="k" * 255)
+    assert str(conflict.value).startswith(f"idempotency key '{'k' * 39}…' stands for task ")
+    with pytest.raises(InvalidTask) as invalid:
+        broker.enqueue(POOL, ask(2), idempotency_key="k" * 256)
+    assert str(invalid.value) == f"idempotency_key '{'k' * 38}…: must be 1 to 255 printable characters"
 
 
 def test_a_task_goes_to_a_worker_and_its_result_comes_back(broker: Broker, store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -40,6 +41,11 @@ def register(store: Store, pool: str, slots: int = 64, endpoints: Sequence[str] 
     """Endpoints of priority 5 and no capabilities."""
     rows = [(endpoint, 5, slots, True, ()) for endpoint in endpoints]
     store.run(store.scripts.register(pool, policies, rows))
+
+
+def listen(store: Store, pool: str) -> None:
+    """A process that waits for tasks, and has no room for any: nothing is decided by it."""
+    store.pipelined([("HSET", store.keys.waiting(pool), "listener", f"{int(time.time() * 1000)}|0|")])
 
 
 def claim(store: Store, pool: str, most: int = 64, endpoint: str = "vm1", process: str = "p1") -> list[Claimed]:
