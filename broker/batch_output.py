@@ -21,7 +21,12 @@ from broker.errors import HeadraceError, UsageError
 SYNC_BYTES: Final = 4_194_304
 SYNC_SECONDS: Final = 1.0
 
-_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EFBIG: "it may not grow further"}
+_FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "it may not grow further",
+    errno.EPIPE: "nobody reads it any more",
+}
 
 
 @dataclass(slots=True)
@@ -262,6 +267,8 @@ class OutputFile:
 
     def _failed(self, error: OSError) -> HeadraceError:
         why = _FULL.get(error.errno or 0, f"cannot be written ({error.strerror})")
+        if not self._regular:
+            return HeadraceError(f"{self.path}: {why}; what is not written is dropped, since this is no file")
         return HeadraceError(
             f"{self.path}: {why}; nothing is lost, the results stay in Redis: make room and run the same command again"
         )

@@ -259,8 +259,12 @@ class AsyncStore:
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
 
-    async def close(self) -> None:
+    async def settle(self) -> None:
+        """Waits for what canceled calls still have under way, a second at most."""
         if self._background:
             await asyncio.wait(list(self._background), timeout=1.0)
+
+    async def close(self) -> None:
+        await self.settle()
         with suppress(Exception):
             await self.redis.aclose()

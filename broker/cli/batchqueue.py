@@ -13,6 +13,7 @@ from broker.batch import BatchTask, custom_id_key
 from broker.errors import BrokerUnavailable
 from broker.inspect import EndpointStatus, endpoint_states
 from broker.outcome import FIELDS, read_result
+from broker.registered import registered_key
 from broker.scripts import BATCH, NewTask
 from broker.store import AsyncStore
 from broker.task import Result, TaskOptions
@@ -126,20 +127,36 @@ class BatchQueue:
         if self.own:
             await self._remove_pool()
 
+    async def abandon(self, ids: Sequence[str]) -> None:
+        """The batch is given up: its tasks are canceled and dropped, then as `close_batch`."""
+        await self.store.settle()  # or what a canceled call still sends would come behind
+        await self.cancel(ids)
+        await self.forget(ids)
+        await self.close_batch()
+
     async def _remove_pool(self) -> None:
         keys, pool = self.store.keys, self.pool
-        registries = [keys.registry(name, pool) for name in ("finished", "failed", "canceled")]
-        for members in await self._plain([("ZRANGE", key, 0, -1) for key in registries]):
-            await self.forget([each.decode() for each in members])
         endpoints = [each.id for each in await self.endpoints()]
-        (variants,) = await self._plain([("SMEMBERS", keys.lists(pool))])
+        variants, workers = await self._plain([("SMEMBERS", keys.lists(pool)), ("SMEMBERS", keys.workers(pool))])
         queues = [keys.queue(pool), *(keys.queue(pool, each.decode()) for each in variants)]
+        registries = [keys.registry(name, pool) for name in ("finished", "failed", "canceled", "wip", "scheduled")]
+        found = await self._plain(
+            [*(("LRANGE", key, 0, -1) for key in queues), *(("ZRANGE", key, 0, -1) for key in registries)]
+        )
+        ids = {each.decode().partition(":")[0] for members in found for each in members}
+        for some in flows.in_batches(sorted(ids)):
+            await self._plain([("UNLINK", *(key for each in some for key in (keys.job(each), keys.results(each))))])
         gone = [
             keys.pool(pool), keys.lists(pool), keys.endpoints(pool), keys.deadlines(pool), keys.waiting(pool),
-            keys.workers(pool), *queues, *registries, *(keys.registry(name, pool) for name in ("wip", "scheduled")),
+            keys.workers(pool), registered_key(keys, pool), *queues, *registries,
             *(key for each in endpoints for key in (keys.endpoint(pool, each), keys.slots(pool, each))),
         ]  # fmt: skip
-        await self._plain([("UNLINK", *gone), ("SREM", keys.queues(), *queues), ("SREM", keys.pools(), pool)])
+        await self._plain(
+            [
+                ("UNLINK", *gone), ("SREM", keys.queues(), *queues), ("SREM", keys.pools(), pool),
+                *(("SREM", keys.workers(), each) for each in workers),
+            ]
+        )  # fmt: skip
 
     async def close(self) -> None:
         await self.store.close()

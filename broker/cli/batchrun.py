@@ -21,7 +21,7 @@ from broker.batch import BadLine, BatchTask, bad_line, refused, result_line
 from broker.batch_output import OutputFile
 from broker.cli.batchqueue import BatchQueue, Sending, Word
 from broker.cli.tally import Tally
-from broker.errors import InvalidTask, QueueFull
+from broker.errors import HeadraceError, InvalidTask, QueueFull
 from broker.task import Result
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class BatchRun:
         self._size = 0
         self._sending: set[str] = set()
         self._standing: list[str] = []  # ids whose lines are written; dropped once they are safe
+        self._loose: list[str] = []  # ids let go of on the way to an error: perhaps queued, perhaps not written
         self._writing = asyncio.Lock()
         self._moved = asyncio.Event()  # something was collected, or stop
         self.begun = asyncio.Event()  # a task is to be sent: workers are needed
@@ -112,6 +113,11 @@ class BatchRun:
     def pending(self) -> int:
         """Tasks under way."""
         return len(self._pending)
+
+    @property
+    def left(self) -> list[str]:
+        """Ids of all tasks that may stand in Redis because of this run."""
+        return [*self._pending, *self._standing, *self._loose]
 
     @property
     def complete(self) -> bool:
@@ -225,9 +231,10 @@ class BatchRun:
                 if tasks:
                     await self._until_moved(seconds=FULL_WAIT_S)
         finally:
-            for task in tasks:  # not sent: the next run will
+            for task in tasks:  # not sent, as far as we know: the next run will
                 self._drop(task.id)
                 self._sending.discard(task.id)
+                self._loose.append(task.id)
 
     async def _send_once(self, tasks: Sequence[Sending]) -> list[Sending]:
         """What is still to be sent."""
@@ -327,7 +334,11 @@ class BatchRun:
 
     async def _write(self, lines: Sequence[bytes], gone: Sequence[str], *, sync: bool = False) -> None:
         async with self._writing:
-            safe = await asyncio.to_thread(self._output.append, lines)
+            try:
+                safe = await asyncio.to_thread(self._output.append, lines)
+            except HeadraceError:
+                self._loose += gone
+                raise
             self._standing += gone
             sync = sync or len(self._standing) > STANDING_AT_MOST
             if sync and not safe:

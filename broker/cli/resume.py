@@ -13,7 +13,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from broker.errors import UsageError
 
@@ -35,14 +35,18 @@ class ResumeNote:
     def open(cls, output: Path) -> ResumeNote:
         """The note of `output`, or a fresh one, not written yet. Nothing but a regular file has a note."""
         fresh = secrets.token_hex(6)
+        output = Path(os.path.realpath(output))  # /dev/stdout may be a file of the shell's
         if not output.is_file():
             return cls(None, fresh, "", "")
         path = output.with_name(output.name + SUFFIX)
-        with contextlib.suppress(OSError, ValueError):
-            told = json.loads(path.read_bytes())
-            if isinstance(told, dict) and _BATCH.fullmatch(str(told.get("batch"))):
-                return cls(path, told["batch"], str(told.get("pool", "")), str(told.get("redis", "")), resumed=True)
+        if told := _read(path):
+            return cls(path, told["batch"], str(told.get("pool", "")), str(told.get("redis", "")), resumed=True)
         return cls(path, fresh, "", "")
+
+    @property
+    def kept(self) -> bool:
+        """Whether the same command can go on where this run ends."""
+        return self.path is not None
 
     def write(self, pool: str, redis: str) -> None:
         """Stands on the disk when this returns. Raises UsageError."""
@@ -65,3 +69,17 @@ class ResumeNote:
         if self.path is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+
+
+def note_stands(path: str, batch: str) -> bool:
+    """Whether there is a note at `path`, of this batch: its run may yet go on."""
+    return bool(path) and _read(Path(path)).get("batch") == batch
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The note; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        told = json.loads(path.read_bytes())
+        if isinstance(told, dict) and _BATCH.fullmatch(str(told.get("batch"))):
+            return told
+    return {}

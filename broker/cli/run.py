@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TextIO, cast
@@ -21,11 +21,13 @@ from broker.cli import screen
 from broker.cli.batchqueue import BatchQueue
 from broker.cli.batchrun import BatchRun, LineReader, Window
 from broker.cli.resume import ResumeNote
+from broker.cli.runmark import dead_runs, marked
 from broker.cli.settings import Redis, load, pool_of, redis_of, say
 from broker.cli.stall import Stall, explain
 from broker.cli.tally import Tally
 from broker.config import Config, Pool, config_for_endpoints
-from broker.errors import BrokerError, HeadraceError, UsageError
+from broker.errors import BrokerError, BrokerUnavailable, HeadraceError, UsageError
+from broker.inspect import LIVE_FOR
 from broker.producer import PoolLimits
 from broker.store import AsyncStore, Store
 
@@ -63,12 +65,16 @@ class Job:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. `wall` in seconds; `complete`: every line of the input stands in the output."""
+    """What came of it. `wall` in seconds; `complete`: every line of the input stands in the output.
+
+    resumable  if it is not, the same command goes on from there
+    """
 
     tally: Tally
     wall: float
     complete: bool
     errors_before: int = 0
+    resumable: bool = True
 
     @property
     def exit_code(self) -> int:
@@ -97,8 +103,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         screen.print_tally(report.tally, report.wall, report_to)
     if not report.complete:
-        say(f"stopped before the end: the same command goes on from here ({output})")
+        say(f"stopped before the end: {_what_next(report, output)}")
     return report.exit_code
+
+
+def _what_next(report: Report, output: Path) -> str:
+    if report.resumable:
+        return f"the same command goes on from here ({output})"
+    return f"the other tasks are dropped, since {output} is not a file that could be gone on with"
 
 
 def _print_json_to_stderr(value: Any) -> None:
@@ -169,7 +181,9 @@ def _resume(job: Job, redis: Redis, output: OutputFile) -> Report:
     pool = replace(job.pool, name=name)
     job.config, job.pool = replace(job.config, pools={name: pool}), pool
     note.write(name, redis.shown)
-    report = _loop(_Run(job, redis, output, note).main())
+    folder = job.config.data_dir if job.own and redis.embedded else None
+    with marked(folder, note) if folder else nullcontext() as mark:
+        report = _loop(_Run(job, redis, output, note, mark).main())
     if report.complete:
         note.remove()
     return report
@@ -188,8 +202,8 @@ def _loop(main: Any) -> Report:
 class _Run:
     """One run on its event loop."""
 
-    def __init__(self, job: Job, redis: Redis, output: OutputFile, note: ResumeNote) -> None:
-        self._job, self._output = job, output
+    def __init__(self, job: Job, redis: Redis, output: OutputFile, note: ResumeNote, mark: Path | None) -> None:
+        self._job, self._output, self._note, self._mark = job, output, note, mark
         self._tally = Tally()
         self._total: int | None = None
         self._stop = asyncio.Event()
@@ -226,17 +240,45 @@ class _Run:
         errors_before = self._output.done.errors
         showing = asyncio.create_task(self._show())
         try:
+            await self._clear_up()
             before = await self._queue.failures()
-            await self._work()
+            try:
+                await self._work()
+            except Exception as error:
+                if not isinstance(error, BrokerUnavailable):
+                    await self._leave(complete=False)
+                raise
             self._tally.add_failures(before, await self._queue.failures())
             wall = time.monotonic() - began
-            if self._batch.complete:
-                await self._queue.close_batch()
+            await self._leave(complete=self._batch.complete)
         finally:
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
             await self._queue.close()
-        return Report(self._tally, wall, self._batch.complete, errors_before)
+        return Report(self._tally, wall, self._batch.complete, errors_before, resumable=self._note.kept)
+
+    async def _leave(self, *, complete: bool) -> None:
+        """What stays in Redis: nothing, or what the same command goes on with."""
+        if complete:
+            await self._queue.close_batch()
+        elif self._note.kept:
+            return
+        else:
+            await self._queue.abandon(self._batch.left)
+        if self._mark is not None:
+            self._mark.unlink(missing_ok=True)
+
+    async def _clear_up(self) -> None:
+        """What earlier runs left on the embedded server and no command can go on with."""
+        if self._mark is None:
+            return
+        with dead_runs(self._mark) as found:
+            for batch, mark in found.items():
+                left = BatchQueue(self._queue.store, f"run-{batch}", batch, own=True, limits=PoolLimits())
+                ages = [each.age for each in await left.endpoints() if each.age is not None]
+                if min(ages, default=LIVE_FOR) >= LIVE_FOR:  # else its workers may be ending yet: next time
+                    await left.close_batch()
+                    mark.unlink(missing_ok=True)
 
     async def _work(self) -> None:
         working = asyncio.create_task(self._batch.run())
@@ -265,7 +307,8 @@ class _Run:
         await self._supervisor.start()
         code = await self._supervisor.wait()
         if not self._batch.stopping:
-            raise BrokerError(f"the worker processes ended (code {code}); the same command goes on from here")
+            what = "the same command goes on from here" if self._note.kept else "what is not written is dropped"
+            raise BrokerError(f"the worker processes ended (code {code}); {what}")
 
     async def _end_workers(self, serving: asyncio.Task[None], *, at_once: bool) -> None:
         if self._supervisor is None or not self._serving:

@@ -274,15 +274,6 @@ def test_failures_carry_errors_and_the_exit_code(tmp_path: Path, redis_url: str)
     assert "1 dead letter" in done.stdout
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, redis_url: str) -> None:
-    source = write_batch(tmp_path / "in.jsonl", 5)
-    with SimulatedEndpoint("--port", "0") as sample:
-        words = ("run", source, "-o", "/dev/full", "--endpoint", sample.url, "--redis", redis_url)
-        done = headrace(*words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "the disk is full" in one_line(done)
-
-
 def test_a_mistyped_endpoint_is_told_with_its_cause(tmp_path: Path, redis_url: str) -> None:
     source = write_batch(tmp_path / "in.jsonl", 5)
     with closed_port() as port:
