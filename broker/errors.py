@@ -104,13 +104,16 @@ class EndpointError(HeadraceError):
 
 
 class BrokerError(HeadraceError):
-    """Redis, or the state in it."""
+    """Redis, or the state in it. `passing`: the whole server says it, and may answer otherwise a moment later."""
 
     exit_code = 4
+    passing = False
 
 
 class BrokerUnavailable(BrokerError):
     """Redis cannot be reached."""
+
+    passing = True
 
 
 class BrokerUnsuitable(BrokerError):

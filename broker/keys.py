@@ -32,9 +32,9 @@ Own keys
     rq:x:registered:<pool>         HASH   endpoints added at run time, JSON by id        permanent while there are any
     rq:x:ticket:<pool>:<what>      STRING who does a periodic duty now                   TTL
 
-Fields of rq:x:pool:<pool>: the policies as registered (`max_depth`, `failures`, ...; durations in ms), counters (`n_ok`,
-`n_dead`, ...), `seq` and `turn` (order of claims), `revision` (endpoints added or removed at run time), `reload_asked` and
-`reload_result`.
+Fields of rq:x:pool:<pool>: the policies as registered (`max_depth`, `failures`, ...; durations in ms), counters
+(`n_ok`, `n_dead`, ...), `seq` and `turn` (order of claims), `revision` (endpoints added or removed at run time),
+`reload_asked` and `reload_result`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ CONNECT_TIMEOUT = 5.0  # seconds
 SOCKET_TIMEOUT = 15.0  # seconds; blocking calls stay below it
 BLOCK_AT_MOST = 10.0  # seconds a blocking pop may wait
 MINIMUM_VERSION = (7, 0)
+PASSING = ("BUSY", "READONLY", "CLUSTERDOWN", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN", "UNKILLABLE")
 
 CONNECTION_ERRORS = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
@@ -55,10 +56,14 @@ def translate(error: Exception, url: str) -> BrokerError:
         return BrokerUnavailable(f"{place} cannot be reached: {text}; is it running, is redis.url right?")
     if text.startswith("MISCONF"):
         reason = text.partition(" ")[2]
-        return BrokerError(f"{place} cannot write its data ({reason}); free disk space where it keeps it")
+        failure = BrokerError(f"{place} cannot write its data ({reason}); free disk space where it keeps it")
+        failure.passing = True
+        return failure
     if "OOM" in text[:40] or isinstance(error, redis.exceptions.OutOfMemoryError):
         return QueueFull(f"{place} is at its memory limit; nothing was queued; drain tasks or raise maxmemory")
-    return BrokerError(f"{place}: {text}")
+    failure = BrokerError(f"{place}: {text}")
+    failure.passing = isinstance(error, redis.exceptions.ReadOnlyError) or text.startswith(PASSING)
+    return failure
 
 
 def _options(url: str) -> dict[str, Any]:

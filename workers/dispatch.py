@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from broker.configmodel import Pool
 from broker.durations import span
-from broker.errors import BrokerError, BrokerUnavailable
+from broker.errors import BrokerError, BrokerUnavailable, QueueFull
 from broker.rqjob import utc
 from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
 from broker.store import AsyncStore
@@ -27,6 +27,7 @@ from workers.worker import Settlement, Worker
 
 CLAIM_BATCH: Final = 64
 POLL_S: Final = (1.0, 2.0)  # an idle process claims so often even if no doorbell rang, with jitter between the two
+ALONE_TRIES: Final = 3
 GRACE_S: Final = 5.0  # an attempt still running so long after its limit is hung: its lease is not renewed
 
 log = logging.getLogger("headrace.dispatch")
@@ -77,6 +78,7 @@ class Dispatcher:
         self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
         self.on_stale: Callable[[Sequence[str]], object] = lambda endpoints: None  # check these, tasks wait for them
         self._outbox: list[Settlement] = []
+        self._alone: dict[Lease, int] = {}  # settled one by one, and how often that failed: Redis stumbled over a batch
         self._retired: set[Transport] = set()  # of workers that were replaced; closed when their last attempt ends
         self._closing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -173,8 +175,7 @@ class Dispatcher:
                 raise reply
         for reply, batch in zip(replies, items, strict=False):
             if isinstance(reply, BrokerError):
-                log.warning("%s; trying again", reply)
-                self._outbox += batch
+                self._refused(reply, batch)
             else:
                 self._settled(reply, batch)
                 _tell(getattr(reply, "events", ()))
@@ -191,7 +192,7 @@ class Dispatcher:
         for item in outbox:
             by_kind[type(item)].append(item)
         for kind, every in by_kind.items():
-            for batch in (every[i : i + BATCH] for i in range(0, len(every), BATCH)):
+            for batch in self._batches(every):
                 if kind is Finish:
                     command: Command[Any] = scripts.finish(name, batch, result_ttl=queue.result_ttl, ended_at=ended_at)
                 elif kind is Retry:
@@ -207,8 +208,30 @@ class Dispatcher:
                 items.append(batch)
         return commands, items
 
+    def _batches(self, items: Sequence[Any]) -> list[Sequence[Any]]:
+        if self._alone:
+            return [[item] for item in items]
+        return [items[i : i + BATCH] for i in range(0, len(items), BATCH)]
+
+    def _refused(self, error: BrokerError, batch: Sequence[Settlement]) -> None:
+        """Again, unless it is one task that Redis stumbles over: then that one alone, and in the end not at all. Its
+        lease runs out and reap sees to it; the others must not wait for it."""
+        if error.passing or isinstance(error, QueueFull):
+            log.warning("%s; trying again", error)
+        elif len(batch) == 1:
+            lease = batch[0].lease
+            self._alone[lease] = self._alone.get(lease, 0) + 1
+            if self._alone[lease] >= ALONE_TRIES:
+                log.error("task %s: its settle fails, and is given up: %s", lease.id, error)
+                del self._alone[lease]
+                return
+        else:
+            self._alone.update({item.lease: 0 for item in batch})
+        self._outbox += batch
+
     def _settled(self, words: Sequence[str], batch: Sequence[Settlement]) -> None:
         for word, item in zip(words, batch, strict=True):
+            self._alone.pop(item.lease, None)
             counts = self.counts[item.lease.endpoint]
             if word not in ("done", "already"):
                 counts.refused += 1

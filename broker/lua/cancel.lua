@@ -10,7 +10,7 @@ local words_out = {}
 
 local function cancel(id)
   local key = job_key(id)
-  local task = call('HMGET', key, 'status', 'x_pri', 'x_req', 'x_excl', 'x_lease', 'x_ep', 'origin', 'x_out')
+  local task = fields_of(id, 'status', 'x_pri', 'x_req', 'x_excl', 'x_lease', 'x_ep', 'origin', 'x_out')
   local status = task[1]
   if not status or task[7] ~= pool then return 'unknown' end
   if task[8] or not (status == 'queued' or status == 'scheduled' or status == 'started') then return 'settled' end

@@ -66,7 +66,7 @@ local moved = false
 
 -- A task that stood in a list: {fields} if it may start now.
 local function admit(id, variant)
-  local task = call('HMGET', job_key(id), unpack(FIELDS_OF_TASK))
+  local task = fields_of(id, unpack(FIELDS_OF_TASK))
   if task[1] ~= 'queued' or not task[2] then return nil end
   if not task[10] and (tonumber(task[5] or '') or now + 1) <= now then
     expire_waiting(id, now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000)
@@ -88,6 +88,9 @@ local function admit(id, variant)
   return task
 end
 
+-- As text: a Lua number would lose its digits on the way. What strangers wrote counts as nothing.
+local function whole(text) return int(tonumber(text or '') or 0) end
+
 local tasks = {}
 local function start(id, task, endpoint)
   local fence = (tonumber(task[12] or '') or 0) + 1
@@ -96,8 +99,8 @@ local function start(id, task, endpoint)
     'x_run', int(now), 'started_at', started_at, 'worker_name', process)
   call('ZADD', slots_key(endpoint.id), int(now + lease_ms), id)
   call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
-  tasks[#tasks + 1] = {id, endpoint.id, lease, tonumber(task[3] or '') or 0, tonumber(task[4] or '') or 0,
-    int(tonumber(task[5] or '') or 0), int(tonumber(task[6] or '') or 0), int(now), task[2], task[6] and 0 or 1, tonumber(task[11] or '') or 0}
+  tasks[#tasks + 1] = {id, endpoint.id, lease, whole(task[3]), whole(task[4]), whole(task[5]), whole(task[6]), int(now),
+    task[2], task[6] and 0 or 1, whole(task[11])}
 end
 
 local function enter_half_open(endpoint, id)

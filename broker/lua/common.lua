@@ -18,6 +18,12 @@ local K_FAILED = P .. ':failed:' .. pool
 local K_CANCELED = P .. ':canceled:' .. pool
 
 local function job_key(id) return P .. ':job:' .. id end
+-- Fields of a task. A key of its name that is no hash, which a stranger must have put there, has none.
+local function fields_of(id, ...)
+  local values = redis.pcall('HMGET', job_key(id), ...)
+  return values.err and {} or values
+end
+
 local function slots_key(endpoint) return P .. ':x:slots:' .. pool .. ':' .. endpoint end
 local function endpoint_key(endpoint) return P .. ':x:endpoint:' .. pool .. ':' .. endpoint end
 -- An endpoint that left the configuration has no hash; a late call about it must not bring one back.
@@ -99,7 +105,7 @@ end
 
 -- scheduled, running, settled -> queued: into the list its fields name. At the front it waits on as it did before.
 local function make_ready(id, now, front)
-  local task = call('HMGET', job_key(id), 'x_pri', 'x_req', 'x_excl')
+  local task = fields_of(id, 'x_pri', 'x_req', 'x_excl')
   if front then call('HSET', job_key(id), 'status', 'queued')
   else call('HSET', job_key(id), 'status', 'queued', 'x_at', int(now)) end
   push(variant_of(task[1] or nil, task[2] or nil, task[3] or nil), id, front)
@@ -115,7 +121,7 @@ local function promote_due(now)
   local due = call('ZRANGEBYSCORE', K_SCHEDULED, '-inf', seconds(now), 'LIMIT', 0, 100)
   for _, id in ipairs(due) do
     call('ZREM', K_SCHEDULED, id)
-    local status = call('HGET', job_key(id), 'status')
+    local status = fields_of(id, 'status')[1]
     if status == 'scheduled' then make_ready(id, now) end
   end
   return #due
@@ -125,7 +131,7 @@ end
 -- ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for. Returns how long it ran, ms.
 local function conclude(id, outcome, status, now, ttl, fields)
   local key = job_key(id)
-  local task = call('HMGET', key, 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl', 'failure_ttl', 'x_run')
+  local task = fields_of(id, 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl', 'failure_ttl', 'x_run')
   if task[1] then call('ZREM', K_DEADLINES, id) end
   if not task[4] then
     local own = tonumber(task[(outcome == 'ok') and 5 or 6] or '')
@@ -164,13 +170,20 @@ end
 -- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
 -- 'lost' (somebody else's now, or gone).
 local function fence(id, lease)
-  local task = call('HMGET', job_key(id), 'status', 'x_lease', 'x_done')
+  local task = fields_of(id, 'status', 'x_lease', 'x_done')
   if task[2] == lease then
     if task[1] == 'started' then return 'held' end
     if task[1] == 'canceled' then return 'canceled' end
   end
   if task[3] == lease then return 'already' end
   return 'lost'
+end
+
+-- A count in the task's hash goes up by one; what strangers wrote there counts as nothing.
+local function count(key, name)
+  local number = math.floor(tonumber(call('HGET', key, name) or '') or 0) + 1
+  call('HSET', key, name, int(number))
+  return number
 end
 
 -- First writes of every settle: Redis allows them when its memory is full.

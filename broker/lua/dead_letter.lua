@@ -20,7 +20,7 @@ for i = 1, tonumber(ARGV[6]) do
   if word == 'held' then
     free_slot(id, lease, endpoint)
     local key = job_key(id)
-    call('HINCRBY', key, 'x_try', 1)
+    count(key, 'x_try')
     local expired = string.sub(reason, 1, 7) == 'expired'
     local history = (call('HGET', key, 'x_hist') or '') .. ARGV[at + 8] .. '\n'
     conclude(id, expired and 'expired' or 'dead', 'failed', now, expired and result_ttl or dead_ttl,

@@ -28,7 +28,7 @@ local function earlier(id, idem, digest)
     end
   end
   if call('EXISTS', job_key(id)) == 1 then
-    return call('HGET', job_key(id), 'x_dig') == digest and 'already' or 'conflict', id
+    return fields_of(id, 'x_dig')[1] == digest and 'already' or 'conflict', id
   end
 end
 

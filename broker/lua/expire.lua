@@ -9,7 +9,7 @@ local now = server_ms()
 write_when_full()
 local ids = call('ZRANGEBYSCORE', K_DEADLINES, '-inf', int(now), 'LIMIT', 0, 100)
 for _, id in ipairs(ids) do
-  local task = call('HMGET', job_key(id), 'status', 'x_pri', 'x_req', 'x_excl')
+  local task = fields_of(id, 'status', 'x_pri', 'x_req', 'x_excl')
   local status = task[1]
   if status == 'started' then
     call('ZADD', K_DEADLINES, int(now + 5000), id)

@@ -16,7 +16,7 @@ for i = 1, tonumber(ARGV[5]) do
   local word = fence(id, lease)
   if word == 'held' then
     free_slot(id, lease, endpoint)
-    call('HINCRBY', job_key(id), 'x_try', 1)
+    count(job_key(id), 'x_try')
     local in_flight = call('ZCARD', slots_key(endpoint)) + 1
     local ran = conclude(id, 'ok', 'finished', now, ttl,
       {'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', lease, 'ended_at', ended_at})

@@ -10,7 +10,7 @@ local requeued, poisoned, freed = 0, 0, 0
 
 local function lose(id, endpoint)
   local key = job_key(id)
-  local lost = call('HINCRBY', key, 'x_del', 1)
+  local lost = count(key, 'x_del')
   local line = string.format('{"endpoint":"%s","kind":"lease_lost","at":%d}\n', endpoint, now)
   local history = (call('HGET', key, 'x_hist') or '') .. line
   if lost >= most then
@@ -34,7 +34,7 @@ end
 
 for _, endpoint in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
   for _, id in ipairs(call('ZRANGEBYSCORE', slots_key(endpoint), '-inf', int(now), 'LIMIT', 0, 100)) do
-    local task = call('HMGET', job_key(id), 'status', 'x_lease', 'x_ep')
+    local task = fields_of(id, 'status', 'x_lease', 'x_ep')
     call('ZREM', slots_key(endpoint), id)
     if task[1] == 'started' and task[3] == endpoint then
       call('ZREM', K_WIP, id .. ':' .. (task[2] or ''))

@@ -9,7 +9,7 @@ local words_out, queued = {}, false
 for i = 1, tonumber(ARGV[3]) do
   local id = ARGV[3 + i]
   local key = job_key(id)
-  local task = call('HMGET', key, 'x_out', 'origin', 'status', 'x_lease')
+  local task = fields_of(id, 'x_out', 'origin', 'status', 'x_lease')
   local word = 'unknown'
   if task[3] and task[2] == pool then
     if task[1] == 'ok' then word = 'done'

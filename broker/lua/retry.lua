@@ -30,7 +30,7 @@ for i = 1, tonumber(ARGV[3]) do
     free_slot(id, lease, endpoint)
     local key = job_key(id)
     call('HDEL', key, 'x_lease', 'x_ep', 'x_run')
-    call('HINCRBY', key, 'x_try', 1)
+    count(key, 'x_try')
     call('HSET', key, 'x_done', lease, 'x_hist', (call('HGET', key, 'x_hist') or '') .. ARGV[at + 7] .. '\n')
     if ARGV[at + 8] == '1' then exclude(id, endpoint) end
     if delay > 0 then schedule(id, now + delay) else make_ready(id, now); ready = true end

@@ -158,7 +158,7 @@ local function read_classes(view)
     allow(view, class)
     if #classes > 1 then
       local head = call('LINDEX', list_key(class.lists[1].variant), 0)
-      class.head = head and tonumber(call('HGET', job_key(head), 'x_at') or '') or 0
+      class.head = head and tonumber(fields_of(head, 'x_at')[1] or '') or 0
     end
   end
   return classes

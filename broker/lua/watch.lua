@@ -5,8 +5,9 @@
 
 local words_out = {}
 for i = 1, tonumber(ARGV[4]) do
-  local key = job_key(ARGV[4 + i])
-  local task = call('HMGET', key, 'status', 'x_out', 'x_reply')
+  local id = ARGV[4 + i]
+  local key = job_key(id)
+  local task = fields_of(id, 'status', 'x_out', 'x_reply')
   local word = 'watching'
   if not task[1] then word = 'unknown'
   elseif task[2] or task[1] == 'finished' or task[1] == 'failed' or task[1] == 'canceled' then word = 'settled'

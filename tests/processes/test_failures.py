@@ -197,3 +197,20 @@ def test_a_full_memory_lets_workers_start_and_drains(tmp_path: Path) -> None:
             until(lambda: running.store.pipelined([("LLEN", "rq:queue:llm")]) == [0], "the queue is drained")
             until(lambda: in_flight(running.store, "llm") == 0, "no slot is in use")
         assert sum(endpoint.stats()["hits"] for endpoint in endpoints) == len(tasks)
+
+
+def test_a_mangled_task_stops_nobody(tmp_path: Path, redis_url: str) -> None:
+    """Fault 13: strangers wrote into the hashes of tasks; the others of their batches go on."""
+    with simulated_endpoints(1, "--latency", "300ms") as (endpoint,), Broker(redis_url) as broker:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url], slots=16)}, 1) as running:
+            tasks = broker.enqueue_many("llm", [chat(str(i)) for i in range(64)])
+            until(lambda: endpoint.stats()["in_flight"] == 16, "sixteen run")
+            keys = [running.store.keys.job(task.id) for task in tasks]
+            running.store.pipelined([("HSET", key, "x_try", "many", "x_dl", "soon", "x_max", "-") for key in keys[::7]])
+            running.store.pipelined([("HSET", keys[40], "data", b"\x80\x05junk"), ("DEL", keys[41])])
+            running.store.pipelined([("DEL", keys[42]), ("SET", keys[42], "no hash")])
+            kept = [task for i, task in enumerate(tasks) if i not in (40, 41, 42)]
+            assert all(task.result(timeout=30).ok for task in kept)
+            assert tasks[40].result(timeout=30, raise_on_failure=False).outcome == "dead"
+            until(lambda: in_flight(running.store, "llm") == 0, "no slot is in use")
+            assert broker.enqueue("llm", chat()).result(timeout=30).ok

@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant("no exclusion on retry", "if ARGV[at + 8] == '1' then exclude(id, endpoint) end", ""),
     Mutant(
         "retry counts no attempt",
-        "call('HINCRBY', key, 'x_try', 1)\n    call('HSET', key, 'x_done'",
+        "count(key, 'x_try')\n    call('HSET', key, 'x_done'",
         "call('HSET', key, 'x_done'",
     ),
     Mutant("capabilities ignored", "has = has and own[needed]", "has = true"),
