@@ -1,7 +1,7 @@
 """`headrace demo`: the shipped batch over three sample endpoints, one of which fails for a while.
 
 It is `headrace run` on an embedded server in a temporary folder; what it prints is held against what the endpoints
-themselves counted. Nothing is left behind.
+themselves counted. Nothing is left behind, whatever ends it: the samples and the cleaner of the folder end with us.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from broker import logs
-from broker.cli import screen
+from broker.cli import cleaner, screen
 from broker.cli.run import Job, Report, execute
 from broker.cli.settings import VERBOSE
 from broker.config import Breaker, Config, Endpoint, Log, Pool, RedisSettings, Retry
@@ -105,7 +105,12 @@ def _finish(report: Report, counts: dict[str, int], as_json: bool) -> int:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="headrace-", ignore_cleanup_errors=True) as name:
+    """A temporary folder; what removes it is a process of its own, which sees us go even by kill -9."""
+    name = tempfile.mkdtemp(prefix="headrace-")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", cleaner.__file__, name],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    ):  # fmt: skip
         yield Path(name)
 
 
@@ -120,11 +125,11 @@ class Sample:
     @classmethod
     def start(cls, name: str) -> Sample:
         """Returns when it answers."""
-        words = ["--port", "0", "--latency", LATENCIES[name], "--jitter", "60ms"]
+        words = ["--port", "0", "--until-eof", "--latency", LATENCIES[name], "--jitter", "60ms"]
         paths = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "workers.simulate", *words],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "PYTHONPATH": paths},
         )  # fmt: skip
         assert process.stdout is not None
@@ -148,8 +153,9 @@ class Sample:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def _call(self, path: str, settings: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if settings is None else json.dumps(settings).encode()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +183,28 @@ def test_demo_tells_the_truth_and_leaves_nothing(tmp_path: Path) -> None:
     assert sum(told["hits"].values()) == 150 + told["retries"]
     assert told["wall_seconds"] < 30
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("end", ["kill -9", "two interrupts"])
+def test_a_demo_that_is_cut_short_leaves_nothing(tmp_path: Path, end: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="hr-") as scratch:
+        with started("demo", cwd=tmp_path, env={"TMPDIR": scratch}) as process:
+            assert process.stdout is not None
+            ports = [int(line.split()[1].rpartition(":")[2]) for line in islice(process.stdout, 1, 4)]
+            until(lambda: [1 for each in Path(scratch).glob("*/answers.jsonl") if each.stat().st_size], "answers come")
+            if end == "kill -9":
+                process.kill()
+            else:
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                next(line for line in process.stderr if "once more" in line)
+                process.send_signal(signal.SIGINT)
+            process.wait(20)
+            until(lambda: not any(map(listens, ports)), "the sample endpoints end")
+            until(lambda: not list(Path(scratch).iterdir()), "the folder is removed")
+    assert list(tmp_path.iterdir()) == []
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0

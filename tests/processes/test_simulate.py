@@ -276,3 +276,14 @@ def test_the_fate_of_a_request_is_a_table() -> None:
     wish = Asked(5, "", {"fail_first": 2, "status": 500}, 2)
     assert fate(Behaviour(), wish, moment()).status == 500
     assert fate(Behaviour(), Asked(5, "", wish.wishes, 3), moment()).mode == "ok"
+
+
+def test_it_ends_with_whoever_holds_its_input() -> None:
+    words = [sys.executable, "-m", "workers.simulate", "--port", "0", "--until-eof"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        assert httpx.get(url + "/health", trust_env=False).status_code == 200
+        process.stdin.close()
+        assert process.wait(10) == 0

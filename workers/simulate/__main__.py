@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
@@ -46,10 +47,18 @@ async def _serve(behaviour: Behaviour, options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    if options.until_eof:
+        threading.Thread(target=_await_eof, args=(lambda: loop.call_soon_threadsafe(told.set),), daemon=True).start()
     place = {"host": options.host, "port": options.port, "seed": options.seed, "record": options.record}
     async with simulated(behaviour, **place) as (port, _):
         print(json.dumps({"port": port, "url": f"http://{options.host}:{port}", "pid": os.getpid()}), flush=True)
         await told.wait()
+
+
+def _await_eof(tell: Callable[[], object]) -> None:
+    while os.read(0, 4096):
+        pass
+    tell()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", metavar="KEY", help="the bearer key it wants")
     add("--seed", type=int, help="makes jitter and failures repeatable")
     add("--record", metavar="FILE", help="append a JSON line for every request of work")
+    add("--until-eof", action="store_true", help="end at the end of standard input: with whoever holds its other end")
     return parser
 
 
