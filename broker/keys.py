@@ -16,6 +16,8 @@ RQ's own keys (same names, types and meaning as RQ gives them; prefix `rq` or RQ
     rq:worker:<name>               HASH   one worker, for `rq info`                      TTL 60 s
     rq:worker:<name>:executions    SET    what it runs (rq 3), up to 20                  TTL 60 s
     rq:execution:<id>:<lease>      HASH   one of those                                   TTL 60 s
+Not ours: rq:job:<id>:dependents and rq:deferred:<pool>. A finished job releases no dependents of plain RQ jobs; their
+producer does, by `Queue.enqueue_dependents(job)`.
 
 Own keys
     rq:x:pools                     SET    pool names                                     permanent, one a broker

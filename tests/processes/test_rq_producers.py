@@ -121,3 +121,37 @@ def test_job_fetch_reads_our_tasks(tmp_path: Path, redis_url: str) -> None:
     assert job.func_name == "workers.jobs.request"
     assert job.kwargs["path"] == "/v1/chat/completions"
     assert job.ended_at is not None
+
+
+def test_a_stock_worker_runs_our_tasks_of_every_priority(redis_url: str) -> None:
+    """As README has it, in the order of the lists."""
+    from broker import Broker, Request
+
+    with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
+        call = Request("POST", "/v1/chat/completions", json=BODY)
+        tasks = [broker.enqueue("llm", call, priority=each) for each in ("low", "normal", "high")]
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "rq.cli", "worker", "-S", "json", "--burst", "--url", redis_url,
+                "llm:high", "llm", "llm:low",
+            ],
+            capture_output=True, text=True, timeout=60, env=os.environ | {"HEADRACE_ENDPOINT": endpoint.url},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results = [task.result(timeout=10) for task in tasks]
+    assert [result.status_code for result in results] == [200] * 3
+    said = done.stdout + done.stderr
+    order = [said.index(task.id) for task in tasks]
+    assert order == sorted(order, reverse=True)
+
+
+def test_a_dependent_waits_until_its_producer_releases_it(tmp_path: Path, redis_url: str) -> None:
+    queue = Queue("llm", connection=redis.Redis.from_url(redis_url), serializer=JSONSerializer)
+    with simulated_endpoints(1) as (endpoint,):
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
+            first = queue.enqueue("workers.jobs.request", **CALL)
+            second = queue.enqueue("workers.jobs.request", **CALL, depends_on=first)
+            until(lambda: first.get_status(refresh=True) == "finished", "the first is finished")
+            assert second.get_status(refresh=True) == "deferred"
+            queue.enqueue_dependents(first)
+            until(lambda: second.get_status(refresh=True) == "finished", "the second is finished")
