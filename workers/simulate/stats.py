@@ -47,20 +47,21 @@ class Stats:
         self.total_connections += max(0, change)
         self.max_connections = max(self.max_connections, self.connections)
 
-    def began(self, path: str, task: str, attempt: int) -> None:
+    def began(self, path: str, task: str, attempt: int) -> float:
+        """Returns when: Unix seconds."""
         self.hits += 1
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         self.by_path[path] += 1
-        if not task:
-            return
-        self._open[task] += 1
-        self.attempts.setdefault(task, []).append(attempt)
-        if len(self.attempts) > MAX_TASKS:
-            del self.attempts[next(iter(self.attempts))]
+        if task:
+            self._open[task] += 1
+            self.attempts.setdefault(task, []).append(attempt)
+            if len(self.attempts) > MAX_TASKS:
+                del self.attempts[next(iter(self.attempts))]
+        return time.time()
 
-    def ended(self, path: str, task: str, attempt: int, outcome: str) -> None:
-        """`outcome`: a status, a mode, or 'aborted'."""
+    def ended(self, path: str, task: str, attempt: int, outcome: str, began: float) -> None:
+        """`outcome`: a status, a mode, or 'aborted'; `began`: what `began` returned."""
         self.in_flight -= 1
         if outcome == "aborted":
             self.aborted += 1
@@ -71,7 +72,8 @@ class Stats:
             if self._open[task] <= 0:
                 del self._open[task]
         if self._record is not None:
-            line = {"t": time.time(), "path": path, "task": task, "attempt": attempt, "outcome": outcome}
+            said = {"path": path, "task": task, "attempt": attempt, "outcome": outcome}
+            line = {"began": began, "t": time.time(), **said}
             os.write(self._record, json.dumps(line).encode() + b"\n")
 
     def report(self) -> dict[str, Any]:

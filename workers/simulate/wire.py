@@ -28,6 +28,7 @@ class Connection(asyncio.Protocol):
         self._endpoint, self._all = endpoint, open_connections
         self._buffer = bytearray()
         self._request: Incoming | None = None  # the work that is going on
+        self._began = 0.0
         self._busy = self._carried_work = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._left = 0  # bytes of a huge body yet to be sent
@@ -114,7 +115,7 @@ class Connection(asyncio.Protocol):
             self._carried_work = True
             stats.connection(+1)
         self._request = request
-        stats.began(request.path, request.task, request.attempt)
+        self._began = stats.began(request.path, request.task, request.attempt)
         fate, question, complaint = self._endpoint.decide(request)
         if fate.delay > 0:
             self._timer = self._loop.call_later(fate.delay, self._act, fate, question, complaint)
@@ -168,7 +169,7 @@ class Connection(asyncio.Protocol):
         """The work is done with, once."""
         request, self._request = self._request, None
         if request is not None:
-            self._endpoint.stats.ended(request.path, request.task, request.attempt, outcome)
+            self._endpoint.stats.ended(request.path, request.task, request.attempt, outcome, self._began)
 
     def _drip(self, rest: bytes) -> None:
         now = rest.find(b"\r\n\r\n") + 4 if rest.startswith(b"HTTP/") else 1  # the headers at once, then by bytes
