@@ -30,6 +30,8 @@ BLOCK_AT_MOST = 10.0  # seconds a blocking pop may wait
 MINIMUM_VERSION = (7, 0)
 PASSING = ("BUSY", "READONLY", "CLUSTERDOWN", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN", "UNKILLABLE")
 
+UVLOOP_CLOSED = "the handler is closed"  # a RuntimeError of uvloop, for what is written to a connection that was reset
+
 CONNECTION_ERRORS = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
@@ -236,6 +238,10 @@ class AsyncStore:
             return await asyncio.shield(future)
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
+        except RuntimeError as error:
+            if UVLOOP_CLOSED not in str(error):
+                raise
+            raise translate(ConnectionResetError("the connection was reset"), self.url) from error
 
     def _forget(self, future: asyncio.Future[Any]) -> None:
         self._background.discard(future)
@@ -263,6 +269,10 @@ class AsyncStore:
                     raise
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
+        except RuntimeError as error:
+            if UVLOOP_CLOSED not in str(error):
+                raise
+            raise translate(ConnectionResetError("the connection was reset"), self.url) from error
 
     async def settle(self) -> None:
         """Waits for what canceled calls still have under way, a second at most."""
