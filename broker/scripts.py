@@ -24,7 +24,7 @@ Verdict = Literal["good", "count", "open", "ignore"]
 
 VERBS = (
     "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
-    "redrive", "watch", "leave", "register", "health", "drain", "reset", "ticket",
+    "redrive", "watch", "leave", "register", "health", "drain", "reset", "ticket", "scrub",
 )  # fmt: skip
 
 BATCH = 100  # most tasks in one call of a verb that settles
@@ -232,6 +232,22 @@ class Reaped:
     freed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """`keys` and `lists` go into the next call; both "" when the pass is done."""
+
+    keys: str
+    lists: str
+    repairs: int
+
+    @property
+    def done(self) -> bool:
+        return not self.keys and not self.lists
+
+
+SCRUB_START = Scrubbed("0", "", 0)
+
+
 def _claimed(row: list[Any]) -> Claimed:
     return Claimed(
         Lease(_text(row[0]), _text(row[2]), _text(row[1])),
@@ -277,11 +293,24 @@ class Scripts:
         return self._command("enqueue", pool, args, parse)
 
     def claim(
-        self, pool: str, process: str, offers: Sequence[Offer], *, lease: float, most: int, started_at: str
+        self,
+        pool: str,
+        process: str,
+        offers: Sequence[Offer],
+        *,
+        lease: float,
+        most: int,
+        started_at: str,
+        known: Sequence[Lease] | None = None,
     ) -> Command[Claims]:
+        """`known`: all leases the process knows of, after a claim whose reply was lost; the others are given again."""
         args: list[str | bytes | int] = [process, _ms(lease), most, started_at, len(offers)]
         for offer in offers:
             args += (offer.endpoint, offer.room, offer.held)
+        if known is not None:
+            args.append(len(known))
+            for held in known:
+                args += (held.id, held.token)
         return self._command("claim", pool, args, _claims)
 
     def renew(
@@ -331,6 +360,13 @@ class Scripts:
     def reap(self, pool: str, *, max_deliveries: int, dead_letter_ttl: float) -> Command[Reaped]:
         args = [max_deliveries, _ms(dead_letter_ttl)]
         return self._command("reap", pool, args, lambda reply: Reaped(*map(int, reply)))
+
+    def scrub(self, pool: str, at: Scrubbed, *, lease: float, dead_letter_ttl: float) -> Command[Scrubbed]:
+        """A piece of a pass, from SCRUB_START until `done`."""
+        args: list[str | bytes | int] = [_ms(lease), _ms(dead_letter_ttl), at.keys, at.lists]
+        return self._command(
+            "scrub", pool, args, lambda reply: Scrubbed(_text(reply[0]), _text(reply[1]), int(reply[2]))
+        )
 
     def expire(self, pool: str, *, result_ttl: float) -> Command[int]:
         return self._command("expire", pool, [_ms(result_ttl)], int)

@@ -81,6 +81,7 @@ class Dispatcher:
         self._alone: dict[Lease, int] = {}  # settled one by one, and how often that failed: Redis stumbled over a batch
         self._retired: set[Transport] = set()  # of workers that were replaced; closed when their last attempt ends
         self._closing: set[asyncio.Task[None]] = set()
+        self._doubt = False  # a claim was sent and no reply seen: the server may have given what we do not know of
         self._wake = asyncio.Event()
         self._claiming = True
         self._rng = random.Random()
@@ -156,7 +157,8 @@ class Dispatcher:
         commands, items = self._settling(outbox)
         offers = self._offers()
         if offers:
-            commands.append(self._claim(offers))
+            commands.append(self._claim(offers, self._known(outbox) if self._doubt else None))
+            self._doubt = True
         if not commands:
             return None
         try:
@@ -165,10 +167,11 @@ class Dispatcher:
             self._outbox[:0] = outbox
             raise
         claims = replies[-1] if offers else None
+        self._doubt = self._doubt and not isinstance(claims, Claims)
         return self._start(claims) if isinstance(claims, Claims) else self._poll()
 
     async def _send(self, commands: list[Command[Any]], items: list[Sequence[Settlement]]) -> list[Any]:
-        """Settles are safe to repeat (a repeat answers "already"), and so is a claim: what it gave is reaped."""
+        """Settles are safe to repeat (a repeat answers "already"), and so is a claim: what it gave is given again."""
         replies = await self._store.try_many(commands)
         for reply in replies:
             if isinstance(reply, BrokerUnavailable):
@@ -254,10 +257,20 @@ class Dispatcher:
             for endpoint, worker in self.workers.items()
         ]
 
-    def _claim(self, offers: Sequence[Offer]) -> Command[Claims]:
+    def _known(self, outbox: Sequence[Settlement]) -> list[Lease]:
+        """Leases that run, or whose settle is on its way."""
+        return [*self.running, *(item.lease for item in (*outbox, *self._outbox))]
+
+    def _claim(self, offers: Sequence[Offer], known: Sequence[Lease] | None) -> Command[Claims]:
         most = min(CLAIM_BATCH, self._most - len(self.running))
         return self._store.scripts.claim(
-            self.pool.name, self.process, offers, lease=self.pool.queue.lease, most=most, started_at=utc(time.time())
+            self.pool.name,
+            self.process,
+            offers,
+            lease=self.pool.queue.lease,
+            most=most,
+            started_at=utc(time.time()),
+            known=known,
         )
 
     def _start(self, claims: Claims) -> float | None:

@@ -18,11 +18,13 @@ from typing import Any, Final
 from broker import __version__
 from broker.errors import BrokerError, QueueFull
 from broker.rqjob import utc
-from broker.scripts import BATCH, Command, Lease, Reaped
+from broker.scripts import BATCH, SCRUB_START, Command, Lease, Reaped, Scrubbed
 from broker.store import Store
 from workers.dispatch import Counts, Dispatcher
 
 SWEEP_S: Final = 5.0
+SCRUB_S: Final = 50.0  # from one pass of a pool to the next
+SCRUB_AT_ONCE_S: Final = 0.2  # of a pass, then the leases come first
 RENEW_SHARE: Final = 3  # renewed each third of a lease
 WORKER_TTL_S: Final = 60
 SHOWN: Final = 20  # running tasks that RQ's tools are shown per worker; the leases are the truth
@@ -46,6 +48,7 @@ class Housekeeper:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
         self._born = utc(time.time())
+        self._scrubs: dict[str, Scrubbed] = {}  # passes under way, by pool
         self._told: dict[tuple[str, str], tuple[int, int]] = {}
 
     def start(self) -> None:
@@ -74,7 +77,9 @@ class Housekeeper:
                 if now - swept >= SWEEP_S:
                     # After an outage every lease looks expired; whoever is alive must get to renew first.
                     self._sweep(may_reap=now - connected_since > self._lease)
+                    self._begin_scrubs()
                     swept = now
+                self._scrub()
             except BrokerError as error:
                 log.debug("housekeeping: %s", error)
                 connected_since = time.monotonic()
@@ -124,6 +129,31 @@ class Housekeeper:
                 )
                 if found.requeued or found.poisoned:
                     log.warning("%s: %d leases expired, %d tasks are poison", pool, found.requeued, found.poisoned)
+
+    # Scrubbing: whoever takes the ticket, one piece after the other
+
+    def _begin_scrubs(self) -> None:
+        for dispatcher in list(self._dispatchers):
+            pool = dispatcher.pool.name
+            scripts = self._store.scripts
+            if pool not in self._scrubs and self._store.run(
+                scripts.ticket(pool, "scrub", self._process, seconds=SCRUB_S)
+            ):
+                self._scrubs[pool] = SCRUB_START
+
+    def _scrub(self) -> None:
+        end = time.monotonic() + SCRUB_AT_ONCE_S
+        for dispatcher in list(self._dispatchers):
+            pool, queue = dispatcher.pool.name, dispatcher.pool.queue
+            while (at := self._scrubs.get(pool)) is not None and time.monotonic() < end:
+                del self._scrubs[pool]  # what fails is left to the next pass
+                at = self._store.run(
+                    self._store.scripts.scrub(pool, at, lease=queue.lease, dead_letter_ttl=queue.dead_letter_ttl)
+                )
+                if at.repairs:
+                    log.warning("%s: scrub repaired %d; see the counters r_... of the pool", pool, at.repairs)
+                if not at.done:
+                    self._scrubs[pool] = at
 
     def _until_done(self, command: Command[int]) -> None:
         for _ in range(100):

@@ -2,6 +2,8 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, process, lease ms, most tasks, started_at (RQ's text), k, then k times: endpoint, room, held
 --         room: how many more this process could run on it; held: how many it runs now
+--         and, if the reply of an earlier claim may have been lost: m, then m times: id, lease of what it knows to hold.
+--         What it holds without knowing is given to it again, first
 -- Returns {wake ms or -1, left, tasks, endpoints to check first}: wake: claim again by then, even if no bell rings; left: tasks still waiting;
 --         a task is {id, endpoint, lease, attempts so far, max attempts (0 the pool's), deadline ms (0 none), born ms,
 --         now ms, data, plain 0|1, lost leases so far}
@@ -19,6 +21,24 @@ for i = 1, tonumber(ARGV[7]) do
   rooms[id], held[id] = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   total_room = total_room + rooms[id]
 end
+
+local unknown = {} -- leases of this process that it does not know of
+local function look_for_lost(at)
+  local knows = {}
+  for i = 1, tonumber(ARGV[at]) do knows[ARGV[at + i * 2 - 1] .. ' ' .. ARGV[at + i * 2]] = true end
+  for _, endpoint in ipairs(mine) do
+    for _, id in ipairs(call('ZRANGE', slots_key(endpoint), 0, -1)) do
+      local task = fields_of(id, 'status', 'x_lease', 'x_ep', 'data')
+      local lease = task[2]
+      if task[1] == 'started' and lease and task[3] == endpoint and task[4] and not knows[id .. ' ' .. lease]
+        and string.match(lease, '^%d+%.%d+%.(.*)$') == process and rooms[endpoint] > 0 and #unknown < most then
+        unknown[#unknown + 1] = {id, endpoint, lease}
+        rooms[endpoint], held[endpoint] = rooms[endpoint] - 1, held[endpoint] + 1
+      end
+    end
+  end
+end
+if ARGV[8 + #mine * 3] then look_for_lost(8 + #mine * 3) end
 
 call('LREM', P .. ':x:bell:' .. process, 0, 'work') -- messages about cancels stay
 promote_due(now)
@@ -92,6 +112,11 @@ end
 local function whole(text) return int(tonumber(text or '') or 0) end
 
 local tasks = {}
+local function hand(id, task, endpoint, lease)
+  tasks[#tasks + 1] = {id, endpoint, lease, whole(task[3]), whole(task[4]), whole(task[5]), whole(task[6]), int(now),
+    task[2], task[6] and 0 or 1, whole(task[11])}
+end
+
 local function start(id, task, endpoint)
   local fence = (tonumber(task[12] or '') or 0) + 1
   local lease = int(fence) .. '.' .. int(endpoint.epoch) .. '.' .. process
@@ -99,8 +124,16 @@ local function start(id, task, endpoint)
     'x_run', int(now), 'started_at', started_at, 'worker_name', process)
   call('ZADD', slots_key(endpoint.id), int(now + lease_ms), id)
   call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
-  tasks[#tasks + 1] = {id, endpoint.id, lease, whole(task[3]), whole(task[4]), whole(task[5]), whole(task[6]), int(now),
-    task[2], task[6] and 0 or 1, whole(task[11])}
+  hand(id, task, endpoint.id, lease)
+end
+
+-- Given before, in a reply that was lost: the same lease, from now on.
+local function give_again(id, endpoint, lease)
+  local task = fields_of(id, unpack(FIELDS_OF_TASK))
+  call('ZADD', slots_key(endpoint), int(now + lease_ms), id)
+  call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
+  call('HSET', job_key(id), 'x_run', int(now))
+  hand(id, task, endpoint, lease)
 end
 
 local function enter_half_open(endpoint, id)
@@ -161,6 +194,8 @@ local function in_order(handed)
   end)
   return list
 end
+
+for _, lost in ipairs(unknown) do give_again(unpack(lost)) end
 
 local reserved = false
 for _, class in ipairs(classes) do

@@ -170,9 +170,15 @@ end
 -- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
 -- 'lost' (somebody else's now, or gone).
 local function fence(id, lease)
-  local task = fields_of(id, 'status', 'x_lease', 'x_done')
+  local task = fields_of(id, 'status', 'x_lease', 'x_done', 'x_out')
   if task[2] == lease then
     if task[1] == 'started' then return 'held' end
+    -- An RQ reader whose clock is ahead took the task for abandoned; the lease says otherwise.
+    if task[1] == 'failed' and not task[4] then
+      call('ZREM', K_FAILED, id)
+      call('DEL', P .. ':results:' .. id)
+      return 'held'
+    end
     if task[1] == 'canceled' then return 'canceled' end
   end
   if task[3] == lease then return 'already' end
