@@ -1,0 +1,55 @@
+"""Endpoints that fail in every way the simulator knows. Row 15."""
+
+from __future__ import annotations
+
+from tests.chaos.scenarios import scenario
+from tests.chaos.world import World
+
+MODES = ("status", "reset", "close", "cut", "malformed", "gzip_bomb", "huge", "bad_json", "drip", "hang")
+SHORT = {"timeout": {"connect": "1s", "first_byte": "600ms", "idle": "500ms", "attempt": "1500ms"}}
+
+
+@scenario(15, 20, pool=SHORT)
+def bad_endpoint(world: World, budget: int) -> None:
+    """One endpoint of three fails at a time, each in another way; the tasks go to the others."""
+    for _ in range(budget):
+        endpoint = world.rng.choice(world.endpoints)
+        mode = world.rng.choice(MODES)
+        endpoint.control(mode=mode, status=world.rng.choice([500, 502, 503, 429]), fail_rate=world.rng.choice([0.3, 1]))
+        world.pause(0.3, 1.0)
+        endpoint.control(mode="ok")
+        world.fault(f"endpoint: {mode}", [], reruns=False)
+    world.flowing()
+
+
+@scenario(15, 6)
+def dead_endpoint(world: World, budget: int) -> None:
+    """The endpoint's process is killed, or frozen, and comes back."""
+    for number in range(budget):
+        world.pause(0.2, 0.5)
+        endpoint = world.rng.choice(world.endpoints)
+        if number % 2:
+            endpoint.freeze()
+            world.pause(0.2, 1.0)
+            endpoint.thaw()
+            world.fault("endpoint frozen", [], reruns=False)
+        else:
+            endpoint.stop()
+            world.pause(0.2, 1.0)
+            endpoint.start()
+            world.fault("endpoint killed", [], reruns=False)
+    world.flowing()
+
+
+@scenario(15, 4)
+def all_endpoints_down(world: World, budget: int) -> None:
+    """No endpoint answers: tasks wait and spend no attempts once the breakers are open; they go on when one is back."""
+    for _ in range(min(budget, 4)):
+        world.pause(0.3, 0.6)
+        for endpoint in world.endpoints:
+            endpoint.stop()
+        world.pause(1.0, 2.0)
+        for endpoint in world.endpoints:
+            endpoint.start()
+        world.fault("all endpoints down", [], reruns=False)
+        world.flowing()

@@ -1,0 +1,44 @@
+"""The history of a round: one JSON object a line, each with `kind` and `t` (Unix seconds; one machine, one clock).
+
+meta       scenario, seed, lease, max_attempts, recovery (bound, s), window (s of acknowledged writes a server may lose)
+ack        task, word: the server has it. deadline: Unix seconds, if it has one
+fault      fault (its name), until (when it was over), in_flight (task ids), reruns (bool: may these run again?), pid
+leases     held: {endpoint: [[task, token], ...]}, all of one instant
+outcome    task, status, outcome, digest, end: when it was first seen
+answer     task, outcome, digest: what a producer was told
+reply      task: an entry of a reply list that every settle must write once
+hit        task, endpoint, attempt, outcome, began: a request at an endpoint
+final      a task at the end: status, outcome, digest, end, attempts, claims, lost, max, deadline, and its retries:
+           [[ended, due]]
+counters   pool: {n_...}, served, failed (sums over endpoints)
+processes  pids, moment: start | end
+rest       what is left when nothing is under way: slots, wip, scheduled, listed, waiting
+keys       found: [[name, type, ttl]]; a ttl of -1 is none
+damage     task, what: harmed on purpose by a scenario
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class History:
+    """Appends, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"kind": kind, "t": round(time.time(), 4), **fields}, separators=(",", ":"))
+        with self._lock:
+            self._file.write(line + "\n")
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()

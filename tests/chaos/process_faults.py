@@ -1,0 +1,136 @@
+"""Processes that are killed, held still, told to end. Rows 1 to 6, 16."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from broker import Request
+from tests.chaos.scenarios import scenario
+from tests.chaos.world import World
+
+
+@scenario(1, 12, processes=3)
+def kill_one(world: World, budget: int) -> None:
+    """kill -9 of one process after the other, at any moment; the supervisor starts another."""
+    for _ in range(budget):
+        world.pause(0.05, 0.6)
+        pids = world.until(lambda: world.pids, "a process runs")
+        world.kill(world.rng.choice(pids))
+    world.complete()
+    world.flowing()
+
+
+@scenario(1, 8, processes=2)
+def kill_at_settle(world: World, budget: int) -> None:
+    """kill -9 of a process whose settle is on its way: its reply is lost first."""
+    for _ in range(budget):
+        world.complete()
+        world.pause(0.1, 0.3)
+        world.proxy.delay = 0.05
+        world.pause(0.01, 0.1)
+        world.kill(world.rng.choice(world.pids), "process killed, replies late")
+        world.proxy.delay = 0.0
+    world.complete()
+    world.flowing()
+
+
+@scenario(2, 3)
+def kill_all(world: World, budget: int) -> None:
+    """kill -9 of everything that works, supervisor too; one is started again."""
+    for _ in range(min(budget, 3)):
+        world.pause(0.3, 1.0)
+        fleet = world.fleets[-1]
+        pids = world.of(fleet)
+        began = time.time()
+        os.killpg(fleet._process.pid, signal.SIGSTOP)
+        held = world.observer.in_flight()
+        os.killpg(fleet._process.pid, signal.SIGKILL)
+        fleet._process.wait()
+        world.start_fleet()
+        world.fault("everything killed", held, reruns=True, since=began)
+        for pid in pids:
+            world.fault("everything killed", [], reruns=True, pid=pid, count=0)
+        world.flowing()
+
+
+@scenario(3, 3)
+def freeze_long(world: World, budget: int) -> None:
+    """SIGSTOP for twice the lease and more, then SIGCONT: a zombie's settles are refused."""
+    for _ in range(budget):
+        world.pause(0.1, 0.5)
+        pid = world.rng.choice(world.pids)
+        began = time.time()
+        os.kill(pid, signal.SIGSTOP)
+        held = world.observer.held_by(pid)
+        world.pause(world.settings.lease * 2 + 0.5, world.settings.lease * 2 + 6)
+        os.kill(pid, signal.SIGCONT)
+        world.fault("process held for two leases", held, reruns=True, since=began)
+        world.flowing()
+
+
+@scenario(4, 8, lease=4.0)
+def freeze_short(world: World, budget: int) -> None:
+    """SIGSTOP for less than a lease: nothing runs twice."""
+    for _ in range(budget):
+        world.pause(0.5, 1.0)
+        pid = world.rng.choice(world.pids)
+        began = time.time()
+        os.kill(pid, signal.SIGSTOP)
+        held = world.observer.held_by(pid)
+        world.pause(0.2, 1.2)
+        os.kill(pid, signal.SIGCONT)
+        world.fault("process held for part of a lease", held, reruns=False, since=began)
+        world.pause(1.5)
+
+
+@scenario(5, 4, latency="300ms", jitter="250ms")
+def drain(world: World, budget: int) -> None:
+    """SIGTERM: what runs is finished, or released with no attempt counted; another fleet takes over."""
+    for number in range(min(budget, 4)):
+        world.pause(0.3, 0.8)
+        fleet = world.fleets[-1]
+        world.start_fleet()
+        held = world.observer.in_flight()
+        pids = world.of(fleet)
+        fleet.signal(signal.SIGTERM)
+        if number % 2:  # what runs does not fit: told again, it lets go at once
+            world.pause(0.02, 0.1)
+            fleet.signal(signal.SIGTERM)
+        if fleet.wait(20) != 0:
+            raise AssertionError(f"a drained worker ended badly; see {fleet.log}")
+        world.fault("drained at once" if number % 2 else "drained", held, reruns=bool(number % 2))
+        for pid in pids:
+            world.fault("drained", [], reruns=False, pid=pid, count=0)
+        world.flowing()
+
+
+@scenario(6, 6, processes=3)
+def rolling_restart(world: World, budget: int) -> None:
+    """SIGTERM of one process after the other: the supervisor starts another, nothing runs twice."""
+    for _ in range(budget):
+        world.complete()
+        pid = world.rng.choice(world.pids)
+        held = world.observer.held_by(pid)
+        began = time.time()
+        os.kill(pid, signal.SIGTERM)
+        world.until(lambda gone=pid: gone not in world.pids, "it has drained")  # type: ignore[misc]
+        world.fault("process told to end", held, reruns=False, pid=pid, since=began)
+    world.complete()
+    world.flowing()
+
+
+@scenario(16, 5, processes=1, endpoints=1, lease=1.5, outstanding=8, batch=2)
+def poison(world: World, budget: int) -> None:
+    """kill -9 of whichever process holds one task, until it is given up; the others' outcomes are good."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "x_sim": {"latency": "600s"}}
+    task = world.enqueue(Request("POST", "/v1/chat/completions", json=body), priority="high")
+    for _ in range(5):
+        def holder() -> int | None:
+            return next((pid for pid in world.pids if task in world.observer.held_by(pid)), None)
+
+        pid = world.until(holder, "the task is held by a process", 40)
+        world.kill(pid, "process of one task killed")
+        world.complete()
+    world.until(lambda: task not in world.observer.open_tasks(), "the task has an outcome", 40)

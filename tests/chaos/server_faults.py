@@ -1,0 +1,177 @@
+"""The server goes, hangs, refuses, forgets. Rows 7 to 9, 12, 17."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from broker.errors import BrokerError
+from tests.chaos.scenarios import scenario
+from tests.chaos.world import World
+from tests.support.fleet import ROOT
+from tests.support.servers import redis_server
+
+BUSY_LUA = "local until_ = tonumber(ARGV[1]) while true do if redis.call('TIME')[1] * 1 >= until_ then return 1 end end"
+
+
+@scenario(7, 4)
+def restart_server(world: World, budget: int) -> None:
+    """SIGTERM and start again, with the append-only file."""
+    for _ in range(min(budget, 4)):
+        world.pause(0.5, 1.5)
+        held = world.observer.in_flight()
+        began = time.time()
+        world.server.restart()
+        world.fault("server restarted", held, reruns=False, since=began)
+        world.flowing(10)
+
+
+def _kill_server(world: World, budget: int) -> None:
+    for _ in range(min(budget, 4)):
+        world.pause(0.5, 1.5)
+        world.server.pause()
+        began = time.time()
+        world.server.kill()
+        world.server.start()
+        held = world.observer.in_flight()
+        world.fault("server killed", held, reruns=True, since=began)
+        world.flowing(10)
+
+
+@scenario(7, 4, server={"appendfsync": "everysec"})
+def kill_server(world: World, budget: int) -> None:
+    """kill -9 of the server, synced each second: what was acknowledged in its last moments may go."""
+    _kill_server(world, budget)
+
+
+@scenario(7, 4, server={"appendfsync": "always"})
+def kill_synced_server(world: World, budget: int) -> None:
+    """kill -9 of a server that syncs before it answers: nothing may go."""
+    _kill_server(world, budget)
+
+
+@scenario(8, 2, latency="300ms", jitter="200ms", slots=16, outstanding=80)
+def server_away(world: World, budget: int) -> None:
+    """Away for longer than a lease: when it is back every lease looks expired."""
+    for _ in range(min(budget, 2)):
+        world.pause(0.8, 1.2)
+        held = world.observer.in_flight()
+        began = time.time()
+        world.server.stop()
+        world.pause(world.settings.lease * 2)
+        world.server.start()
+        world.fault("server away for two leases", held, reruns=False, since=began)
+        world.flowing(15)
+
+
+@scenario(9, 4)
+def hang_server(world: World, budget: int) -> None:
+    """SIGSTOP of the server for longer than a lease, and less."""
+    for _ in range(min(budget, 4)):
+        world.pause(0.5, 1.0)
+        held = world.observer.in_flight()
+        began = time.time()
+        world.server.pause()
+        world.pause(0.2, world.settings.lease * 1.5)
+        world.server.resume()
+        world.fault("server hung", held, reruns=False, since=began)
+        world.flowing(15)
+
+
+@scenario(9, 60)
+def kill_clients(world: World, budget: int) -> None:
+    """CLIENT KILL of every connection, several times a second."""
+    for _ in range(budget):
+        world.server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        world.pause(0.02, 0.3)
+    world.fault("CLIENT KILL", [], reruns=False, count=budget)
+    world.flowing()
+
+
+@scenario(9, 200)
+def flush_scripts(world: World, budget: int) -> None:
+    """SCRIPT FLUSH, over and over."""
+    for _ in range(budget):
+        world.server.command("SCRIPT", "FLUSH")
+        world.pause(0.0, 0.05)
+    world.fault("SCRIPT FLUSH", [], reruns=False, count=budget)
+    world.flowing()
+
+
+@scenario(9, 4)
+def pause_clients(world: World, budget: int) -> None:
+    """CLIENT PAUSE: connections stay, nothing is answered, for longer than a lease."""
+    for _ in range(min(budget, 4)):
+        held = world.observer.in_flight()
+        began = time.time()
+        seconds = world.rng.uniform(0.5, world.settings.lease * 1.5)
+        world.server.command("CLIENT", "PAUSE", str(int(seconds * 1000)), world.rng.choice(["ALL", "WRITE"]))
+        world.pause(seconds)
+        world.fault("CLIENT PAUSE", held, reruns=False, since=began)
+        world.flowing(15)
+
+
+@scenario(9, 3, server={"busy-reply-threshold": "200"})
+def busy_server(world: World, budget: int) -> None:
+    """Somebody's script runs for seconds: everybody is told BUSY."""
+    for _ in range(min(budget, 3)):
+        world.pause(0.3, 0.6)
+        held = world.observer.in_flight()
+        began = time.time()
+        end = str(int(time.time()) + 3)
+        slow = threading.Thread(target=_quietly, args=(world, "EVAL", BUSY_LUA, "0", end))
+        slow.start()
+        slow.join()
+        world.fault("server busy with a script", held, reruns=False, since=began)
+        world.flowing(15)
+
+
+def _quietly(world: World, *words: str) -> None:
+    with suppress(OSError):
+        world.server.command(*words)
+
+
+@scenario(9, 3)
+def read_only(world: World, budget: int) -> None:
+    """The server becomes a replica of one that is not there, and a primary again."""
+    for _ in range(min(budget, 3)):
+        world.pause(0.3, 0.6)
+        held = world.observer.in_flight()
+        began = time.time()
+        world.server.command("REPLICAOF", "127.0.0.1", "1")
+        world.pause(0.5, world.settings.lease * 1.5)
+        world.server.command("REPLICAOF", "NO", "ONE")
+        world.fault("server read-only", held, reruns=False, since=began)
+        world.flowing(15)
+
+
+@scenario(12, 3, latency="2500ms", jitter="500ms", slots=8, outstanding=60)
+def memory_full(world: World, budget: int) -> None:
+    """maxmemory is reached, with tasks that run for longer than a lease: producers are refused, the rest goes on."""
+    for _ in range(min(budget, 3)):
+        world.pause(0.5)
+        held = world.observer.in_flight()
+        refused = world.refused
+        began = time.time()
+        world.server.command("CONFIG", "SET", "maxmemory", "1mb")
+        world.until(lambda had=refused: world.refused > had, "a producer is told", 20)  # type: ignore[misc]
+        world.until(lambda ran=held: not set(ran) & set(world.observer.open_tasks()), "it has its outcome", 30)  # type: ignore[misc]
+        world.server.command("CONFIG", "SET", "maxmemory", "0")
+        world.fault("memory full", held, reruns=False, since=began)
+        world.flowing()
+
+
+@scenario(17, 1)
+def unsuitable_server(world: World, budget: int) -> None:
+    """A worker refuses to start on a server that evicts, and names the setting."""
+    with redis_server(config={"maxmemory-policy": "allkeys-lru"}) as server:
+        command = [sys.executable, "-m", "broker.cli", "worker", "-c", str(world.fleets[0].file), "--redis", server.url]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if ended.returncode == 0 or "maxmemory-policy" not in ended.stderr + ended.stdout:
+        raise AssertionError(f"not refused: status {ended.returncode}, {ended.stderr}")
+    world.fault("unsuitable server", [], reruns=False)
+    with suppress(BrokerError):
+        world.flowing()

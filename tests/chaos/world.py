@@ -1,0 +1,284 @@
+"""The world of one round: a server, endpoints, workers behind a proxy, a producer that never stops, and an observer."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker import Broker, Request, TaskOptions
+from broker.errors import BrokerError
+from tests.chaos.history import History
+from tests.chaos.observer import Observer
+from tests.chaos.proxy import Proxy
+from tests.support.endpoints import SimulatedEndpoint
+from tests.support.fleet import Fleet, until
+from tests.support.servers import RealServer, redis_server
+
+POOL = "llm"
+REPLY = "chaos"
+SWEEP_S = 5.0
+SCRUB_S = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What differs between scenarios. Times in seconds; `outstanding`: tasks without an outcome at a time."""
+
+    lease: float = 2.0
+    endpoints: int = 3
+    slots: int = 4
+    processes: int = 2
+    fleets: int = 1
+    outstanding: int = 40
+    batch: int = 10
+    latency: str = "60ms"
+    jitter: str = "50ms"
+    pool: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, str] = field(default_factory=dict)
+    lossy_producer: bool = False  # the producer speaks through the proxy too
+    priorities: bool = True
+    deadline: float | None = None
+
+    @property
+    def recovery(self) -> float:
+        """So long after a fault its tasks have their outcome: lease, two sweeps, backoff, start of a process, queue."""
+        return self.lease * 2 + SWEEP_S * 2 + 6.0
+
+
+class World:
+    """What scenarios act on."""
+
+    def __init__(self, name: str, settings: Settings, seed: int, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.rng = random.Random(seed)
+        self.history = History(folder / f"{name}-{seed}.jsonl")
+        self.path = self.history.path
+        config = {"appendonly": "yes", "appendfsync": "everysec", "enable-debug-command": "yes", **settings.server}
+        window = 2.5 if config["appendfsync"] == "everysec" else 0.0
+        self.history.write(
+            "meta", scenario=name, seed=seed, lease=settings.lease, max_attempts=3, recovery=settings.recovery,
+            window=window,
+        )  # fmt: skip
+        self._stack = ExitStack()
+        self.injected = 0
+        self._producing = threading.Event()
+        self._producer = threading.Thread(target=self._produce, name="producer", daemon=True)
+        self._number = 0
+        self._killed: set[int] = set()  # a killed process is listed until its parent has looked
+        self.refused = 0  # enqueues that were told FULL
+        self.server: RealServer = self._stack.enter_context(redis_server(_kind(), config))
+        self.proxies = [Proxy(self.server.port) for _ in range(settings.fleets)]
+        for proxy in self.proxies:
+            self._stack.callback(proxy.close)
+        self.endpoints = [self._endpoint(number, seed) for number in range(settings.endpoints)]
+        self.observer = Observer(self.server.unix_url, POOL, self.history, 3)
+        self.fleets: list[Fleet] = []
+
+    @property
+    def proxy(self) -> Proxy:
+        return self.proxies[0]
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for fleet in self.fleets for pid in self.of(fleet)]
+
+    def of(self, fleet: Fleet) -> list[int]:
+        """Its processes that run now."""
+        with suppress(FileNotFoundError, ProcessLookupError):  # one ended while it was looked at
+            return [pid for pid in fleet.pids if pid not in self._killed]
+        return []
+
+    def start(self) -> None:
+        for number in range(self.settings.fleets):
+            self.start_fleet(number)
+        self.history.write("processes", moment="start", pids=self.pids)
+        self.observer.start()
+        self._producing.set()
+        self._producer.start()
+        self.flowing()
+
+    def start_fleet(self, number: int = 0) -> Fleet:
+        folder = self.folder / f"fleet{len(self.fleets)}-{self.rng.randrange(10**9)}"
+        folder.mkdir()
+        queue = {"lease": f"{self.settings.lease}s", **self.settings.pool.get("queue", {})}
+        pool = {
+            "endpoints": [
+                {"id": f"e{i}", "url": each.url, "max_concurrent": self.settings.slots}
+                for i, each in enumerate(self.endpoints)
+            ],
+            "timeout": {"connect": "2s", "first_byte": "20s", "idle": "2s", "attempt": "30s"},
+            "retry": {"max_attempts": 3, "backoff": {"initial": "100ms", "max": "500ms"}},
+            "breaker": {"failures": 20, "cooldown": "1s"},
+            "health": {"interval": "2s", "timeout": "1s"},
+            **{name: value for name, value in self.settings.pool.items() if name != "queue"},
+            "queue": queue,
+        }
+        fleet = Fleet(folder, self.proxies[number].url, {POOL: pool}, self.settings.processes)
+        self.fleets.append(fleet)
+        self._stack.callback(fleet.close)
+        return fleet
+
+    # Faults
+
+    def fault(
+        self, name: str, tasks: list[str] | None = None, *, reruns: bool, since: float | None = None, **more: Any
+    ) -> None:
+        """Note one that was injected and is over now; `tasks` were under way when it came, at `since`."""
+        now = time.time()
+        self.injected += more.get("count", 1)
+        line = {"fault": name, "until": now, "in_flight": tasks or [], "reruns": reruns, **more}
+        if since is not None:
+            line["t"] = since
+        self.history.write("fault", **line)
+
+    def kill(self, pid: int, name: str = "process killed") -> None:
+        """kill -9, with exactly the tasks noted that it had: it is held still while they are read."""
+        os.kill(pid, signal.SIGSTOP)
+        held = self.observer.held_by(pid)
+        self._killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        self.fault(name, held, reruns=True, pid=pid)
+
+    def flowing(self, patience: float = 30.0) -> None:
+        """Tasks get outcomes (again)."""
+        before = self.observer.settled_at
+        until(lambda: self.observer.settled_at > before, "a task gets its outcome", patience)
+
+    def until(self, happened: Callable[[], Any], what: str, patience: float = 60.0) -> Any:
+        return until(happened, what, patience)
+
+    def pause(self, low: float, high: float | None = None) -> None:
+        """The moment of the next fault, by chance."""
+        time.sleep(self.rng.uniform(low, high if high is not None else low))
+
+    def complete(self, fleet: Fleet | None = None) -> None:
+        """Every process of a fleet runs."""
+        fleet = fleet or self.fleets[0]
+        until(lambda: len(self.of(fleet)) == self.settings.processes, "the supervisor has started all processes")
+
+    # Producing
+
+    def enqueue(self, work: Request, **options: Any) -> str:
+        """One more task, of a scenario's own. Returns its id."""
+        with Broker(self.server.unix_url) as broker:
+            task = broker.enqueue(POOL, work, **options)
+        self.observer.watch([task.id])
+        self.history.write("ack", task=task.id, word="queued")
+        return task.id
+
+    def stop_producing(self) -> None:
+        self._producing.clear()
+        if self._producer.is_alive():
+            self._producer.join(90)
+
+    def _produce(self) -> None:
+        url = self.proxy.url if self.settings.lossy_producer else self.server.unix_url
+        with Broker(url) as broker:
+            while self._producing.is_set():
+                if self.observer.waiting >= self.settings.outstanding:
+                    time.sleep(0.01)
+                    continue
+                self._send(broker, [self._item() for _ in range(self.settings.batch)])
+
+    def _item(self) -> tuple[Request, TaskOptions]:
+        self._number += 1
+        priority = self.rng.choice(["high", None, None, "low"]) if self.settings.priorities else None
+        options = TaskOptions(id=f"t{self._number:07d}", priority=priority, deadline=self.settings.deadline)  # type: ignore[arg-type]
+        body = {"model": "m", "messages": [{"role": "user", "content": f"task {self._number}"}]}
+        return Request("POST", "/v1/chat/completions", json=body), options
+
+    def _send(self, broker: Broker, items: list[tuple[Request, TaskOptions]]) -> None:
+        """Until it is acknowledged, by the same ids: what a careful producer does."""
+        ids = [options.id for _, options in items if options.id]
+        self.observer.watch(ids)
+        while True:
+            try:
+                broker.enqueue_many(POOL, items)
+                break
+            except BrokerError as error:
+                self.refused += "memory limit" in str(error) or "full" in str(error)
+                time.sleep(0.05)
+        for task in ids:
+            self.history.write("ack", task=task, word="queued")
+        with suppress(BrokerError):
+            store = self.observer.store
+            store.run(store.scripts.watch(POOL, REPLY, ids))
+
+    # The end
+
+    def finish(self) -> None:
+        """No more faults, no more tasks: all that was acknowledged is waited for, and everything is read again."""
+        for proxy in self.proxies:
+            proxy.spare()
+            proxy.blackhole(False)
+            proxy.delay = 0.0
+        self.stop_producing()
+        patience = self.settings.recovery + SCRUB_S + 10
+        with suppress(AssertionError):
+            until(lambda: not self.observer.unsettled(), "every task has an outcome", patience)
+        with suppress(AssertionError):
+            until(self._at_rest, "nothing is under way", self.settings.lease * 2 + SWEEP_S * 2)
+        for fleet in self.fleets:
+            if fleet._process.poll() is None:
+                with suppress(AssertionError):
+                    until(lambda each=fleet: len(self.of(each)) == self.settings.processes, "all processes", 15)
+        self.history.write("processes", moment="end", pids=self.pids)
+        self.observer.stop()
+        self._hits()
+        self.observer.finish(REPLY)
+        self.history.close()
+
+    def _at_rest(self) -> bool:
+        try:
+            rest = self.observer.rest()
+        except BrokerError:
+            return False
+        return not (rest["slots"] or rest["wip"] or rest["scheduled"])
+
+    def _hits(self) -> None:
+        import json
+
+        for number in range(len(self.endpoints)):
+            file = self.folder / f"hits{number}.jsonl"
+            for line in file.read_text().splitlines() if file.exists() else ():
+                hit = json.loads(line)
+                self.history.write(
+                    "hit", task=hit["task"], endpoint=f"e{number}", attempt=hit["attempt"], outcome=hit["outcome"],
+                    began=hit["began"],
+                )  # fmt: skip
+
+    def _endpoint(self, number: int, seed: int) -> SimulatedEndpoint:
+        record = str(self.folder / f"hits{number}.jsonl")
+        settings = self.settings
+        options = ("--latency", settings.latency, "--jitter", settings.jitter, "--record", record, "--seed", str(seed))
+        return self._stack.enter_context(SimulatedEndpoint(*options))
+
+    def close(self) -> None:
+        self._producing.clear()
+        with suppress(AttributeError):  # it never came so far
+            self.observer.stop()
+        self._stack.close()
+        self.observer.store.close()
+
+
+def _kind() -> Any:
+    return "redis" if os.environ.get("HEADRACE_TEST_SERVER") == "redis" else "valkey"
+
+
+@contextmanager
+def world(name: str, settings: Settings, seed: int, folder: Path) -> Iterator[World]:
+    """A world that runs; its processes end with the block."""
+    made = World(name, settings, seed, folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
