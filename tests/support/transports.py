@@ -26,12 +26,12 @@ SURPLUS = "h11 keeps what came after an answer, and takes it for the answer to t
 RUNS_ON = "pyreqwest 0.15 runs a canceled request on in its thread, and keeps the connection"
 
 every_loop = pytest.mark.parametrize("loop", LOOPS)
-every = pytest.mark.parametrize("name", ["aiohttp", "httpx", "pyreqwest"])
+every = pytest.mark.parametrize("name", ["httptools", "aiohttp", "httpx", "pyreqwest"])
 every_that_cancels = pytest.mark.parametrize(
-    "name", ["aiohttp", "httpx", pytest.param("pyreqwest", marks=pytest.mark.xfail(reason=RUNS_ON))]
+    "name", ["httptools", "aiohttp", "httpx", pytest.param("pyreqwest", marks=pytest.mark.xfail(reason=RUNS_ON))]
 )
 every_that_drops_the_surplus = pytest.mark.parametrize(
-    "name", ["aiohttp", pytest.param("httpx", marks=pytest.mark.xfail(reason=SURPLUS)), "pyreqwest"]
+    "name", ["httptools", "aiohttp", pytest.param("httpx", marks=pytest.mark.xfail(reason=SURPLUS)), "pyreqwest"]
 )
 
 

@@ -12,10 +12,10 @@ from typing import Final, Literal
 from workers.transport.lean import IDLE_DISCARD_S
 from workers.transport.types import Answer, Call, Timeouts, Transport
 
-TransportName = Literal["auto", "pyreqwest", "aiohttp", "httpx"]
+TransportName = Literal["auto", "httptools", "pyreqwest", "aiohttp", "httpx"]
 
 # Those that pass the whole suite in tests/processes/test_transport.py, the fastest first.
-AUTO: Final[tuple[TransportName, ...]] = ("aiohttp",)
+AUTO: Final[tuple[TransportName, ...]] = ("httptools", "aiohttp")
 
 __all__ = ["AUTO", "Answer", "Call", "Timeouts", "Transport", "TransportName", "make_transport"]
 
@@ -38,6 +38,10 @@ def make_transport(
         from workers.transport.pyreqwest_ import PyreqwestTransport
 
         return PyreqwestTransport(slots, idle_discard, ca_file)
+    if name == "httptools":
+        from workers.transport.httptools_ import HttptoolsTransport
+
+        return HttptoolsTransport(slots, idle_discard, ca_file)
     if name == "aiohttp":
         from workers.transport.aiohttp_ import AiohttpTransport
 
@@ -46,4 +50,4 @@ def make_transport(
         from workers.transport.httpx_ import HttpxTransport
 
         return HttpxTransport(slots=slots, idle_discard=idle_discard, ca_file=ca_file)
-    raise ValueError(f"transport {name!r}: must be 'auto', 'pyreqwest', 'aiohttp' or 'httpx'")
+    raise ValueError(f"transport {name!r}: must be 'auto', 'httptools', 'pyreqwest', 'aiohttp' or 'httpx'")

@@ -14,7 +14,7 @@ from workers.transport.types import Answer, Call
 USER_AGENT: Final = "headrace"
 IDLE_DISCARD_S: Final = 4.0  # servers commonly drop idle connections after 5 s
 _BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH"})
-_OURS: Final = frozenset({"accept-encoding", "host", "content-length", "transfer-encoding", "connection", "expect"})
+OURS: Final = frozenset({"accept-encoding", "host", "content-length", "transfer-encoding", "connection", "expect"})
 
 
 class Stale(Exception):
@@ -71,7 +71,7 @@ class LeanTransport(abc.ABC):
 
 def headers_of(call: Call) -> list[tuple[str, str]]:
     """The headers to send: the call's, without those that belong to the connection, and ours."""
-    headers = [(name, value) for name, value in call.headers if name.lower() not in _OURS]
+    headers = [(name, value) for name, value in call.headers if name.lower() not in OURS]
     headers.append(("Accept-Encoding", "identity"))
     if not any(name.lower() == "user-agent" for name, _ in headers):
         headers.append(("User-Agent", USER_AGENT))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 from typing import Final
 
 from workers.errors import AttemptFailed, FailureKind
@@ -14,17 +15,39 @@ from workers.transport.types import Timeouts
 OPEN_AT_ONCE: Final = 64
 OPEN_PER_SECOND: Final = 1280.0
 
+# What had not happened when a limit passed.
+UNMET: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "first_byte_timeout": "no answer",
+        "idle_timeout": "the answer stalled",
+        "attempt_timeout": "the attempt was not over",
+    }
+)
+
 
 class Watch:
     """Ends the attempt in its `with` block when a limit passes: AttemptFailed says which. One timer, re-armed lazily.
 
     `heard()` after the headers and after every chunk. Works as asyncio.timeout does, by canceling the current task.
+    `started` is the loop's time when the attempt began; None says now.
     """
 
-    __slots__ = ("_canceling", "_due", "_end", "_fired", "_handle", "_kind", "_loop", "_task", "_timeouts", "started")
+    __slots__ = (
+        "_began",
+        "_canceling",
+        "_due",
+        "_end",
+        "_fired",
+        "_handle",
+        "_kind",
+        "_loop",
+        "_task",
+        "_timeouts",
+        "started",
+    )
 
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts = timeouts
+    def __init__(self, timeouts: Timeouts, started: float | None = None) -> None:
+        self._timeouts, self._began = timeouts, started
         self._fired = False
 
     def __enter__(self) -> Watch:
@@ -32,7 +55,7 @@ class Watch:
         assert task is not None
         self._task, self._canceling = task, task.cancelling()
         self._loop = asyncio.get_running_loop()
-        self.started = self._loop.time()
+        self.started = self._loop.time() if self._began is None else self._began
         self._end = self.started + self._timeouts.attempt
         self._arm(self.started + self._timeouts.first_byte, "first_byte_timeout")
         self._handle = self._loop.call_at(self._due, self._check)
@@ -68,14 +91,21 @@ class Watch:
             return
         mine = self._task.uncancel() <= self._canceling
         if mine and isinstance(error, asyncio.CancelledError):
-            raise AttemptFailed(self._kind, f"{self._describe()} after {self.elapsed():.3g} s") from error
+            raise AttemptFailed(self._kind, f"{UNMET[self._kind]} after {self.elapsed():.3g} s") from error
 
-    def _describe(self) -> str:
-        return {
-            "first_byte_timeout": "no answer",
-            "idle_timeout": "the answer stalled",
-            "attempt_timeout": "the attempt was not over",
-        }[self._kind]
+
+class Pace:
+    """Spaces out new connections: OPEN_AT_ONCE, then OPEN_PER_SECOND."""
+
+    def __init__(self) -> None:
+        self._tokens = float(OPEN_AT_ONCE)
+        self._counted = 0.0
+
+    def wait(self, now: float) -> float:
+        """Seconds to wait before one more connection is opened."""
+        self._tokens = min(float(OPEN_AT_ONCE), self._tokens + (now - self._counted) * OPEN_PER_SECOND) - 1.0
+        self._counted = now
+        return max(0.0, -self._tokens / OPEN_PER_SECOND)
 
 
 class Lanes:
@@ -89,8 +119,7 @@ class Lanes:
         self._free = asyncio.Semaphore(slots)
         self._idle: deque[float] = deque(maxlen=slots)
         self._idle_discard = idle_discard
-        self._tokens = float(OPEN_AT_ONCE)
-        self._counted = 0.0
+        self._pace = Pace()
 
     async def enter(self) -> bool:
         """Wait for a lane. True if the call may run on a kept connection, False if it will open one."""
@@ -102,7 +131,7 @@ class Lanes:
         if idle:
             idle.pop()
             return True
-        wait = self._pace(now)
+        wait = self._pace.wait(now)
         if wait > 0:
             try:
                 await asyncio.sleep(wait)
@@ -116,9 +145,3 @@ class Lanes:
         if kept:
             self._idle.append(asyncio.get_running_loop().time())
         self._free.release()
-
-    def _pace(self, now: float) -> float:
-        """Seconds to wait before one more connection is opened."""
-        self._tokens = min(float(OPEN_AT_ONCE), self._tokens + (now - self._counted) * OPEN_PER_SECOND) - 1.0
-        self._counted = now
-        return max(0.0, -self._tokens / OPEN_PER_SECOND)

@@ -1,0 +1,410 @@
+"""What the default transport refuses, though others may forgive it, and how it treats its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import certificate, server_context
+from tests.support.endpoints import BadServer, Peer
+from tests.support.transports import CHUNKED, OK, PATIENT, QUICK, WHOLE, every_loop, failure, play, post, sends
+from workers.errors import AttemptFailed
+from workers.transport import AUTO, Call, Timeouts, Transport
+
+pytestmark = every_loop
+NAME = AUTO[0]
+__all__ = ["certificate"]  # a fixture
+
+MALFORMED: dict[str, bytes] = {
+    "folded": OK + b"X-A: a\r\n b\r\nContent-Length: 2\r\n\r\nok",
+    "folded-length": OK + b"Content-Length:\r\n 2\r\n\r\nok",
+    "two-equal-lengths": OK + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+    "length-plus": OK + b"Content-Length: +2\r\n\r\nok",
+    "length-hex": OK + b"Content-Length: 0x2\r\n\r\nok",
+    "length-empty": OK + b"Content-Length:\r\n\r\nok",
+    "space-before-colon": OK + b"Content-Length : 2\r\n\r\nok",
+    "no-colon": OK + b"X-A\r\nContent-Length: 2\r\n\r\nok",
+    "nul": OK + b"X-A: a\0b\r\nContent-Length: 2\r\n\r\nok",
+    "line-ends-bare": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+    "return-bare": OK + b"X-A: a\rX-B: b\r\nContent-Length: 2\r\n\r\nok",
+    "length-and-chunked": OK + b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "chunked-and-length": CHUNKED[:-2] + b"Content-Length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "chunked-twice": CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "gzip-chunked": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "chunked-gzip": OK + b"Transfer-Encoding: chunked, gzip\r\n\r\nok",
+    "coding-unknown": OK + b"Transfer-Encoding: identity\r\n\r\nok",
+    "chunked-in-1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "chunk-size-over-64-bit": CHUNKED + b"fffffffffffffffff\r\nok",
+    "chunk-size-negative": CHUNKED + b"-2\r\nok",
+    "chunk-size-0x": CHUNKED + b"0x2\r\nok\r\n0\r\n\r\n",
+    "chunk-size-empty": CHUNKED + b"\r\nok\r\n0\r\n\r\n",
+    "chunk-lines-bare": CHUNKED + b"2\nok\n0\n\n",
+    "extension-with-bare-line-end": CHUNKED + b"2;a\nb\r\nok\r\n0\r\n\r\n",
+    "trailer-with-length": CHUNKED + b"2\r\nok\r\n0\r\nContent-Length: 5\r\n\r\n",
+    "http-2": b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "http-0.9": b"HTTP/0.9 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "rtsp": b"RTSP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "icy": b"ICY 200 OK\r\n\r\nok",
+    "empty-line-first": b"\r\n" + WHOLE,
+    "status-000": b"HTTP/1.1 000 OK\r\nContent-Length: 2\r\n\r\nok",
+    "status-of-four": b"HTTP/1.1 2000 OK\r\nContent-Length: 2\r\n\r\nok",
+    "switching-without-headers": b"HTTP/1.1 101 Switching\r\n\r\n",
+    "interim-then-nonsense": b"HTTP/1.1 100 Continue\r\n\r\nok",
+    "tls-alert": b"\x15\x03\x03\x00\x02\x02\x28",
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_framing_in_doubt_is_no_answer(loop: str, case: str) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        assert (await failure(transport, post(server))).kind == "malformed"
+        await server.until(lambda server: server.open == 0)
+        assert len(server.requests) == 1
+
+    play(NAME, loop, sends(MALFORMED[case], "wait"), scenario)
+
+
+@pytest.mark.parametrize("size", [b"ffffffffffffffff", b"7fffffffffffffff", b"100000"])
+def test_a_huge_chunk_reserves_nothing(loop: str, size: bytes) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        assert (await failure(transport, post(server))).kind == "cut"
+
+    play(NAME, loop, sends(CHUNKED + size + b"\r\nok", "close"), scenario)
+
+
+SURPLUS: dict[str, bytes] = {
+    "an-answer": WHOLE + WHOLE.replace(b"ok", b"no"),
+    "half-an-answer": WHOLE + OK,
+    "body-too-long": WHOLE + b"xx",
+    "after-chunks": CHUNKED + b"2\r\nok\r\n0\r\n\r\nxx",
+    "after-no-content": b"HTTP/1.1 204 No\r\n\r\nxx",
+    "after-close": OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200",
+}
+
+
+@pytest.mark.parametrize("case", SURPLUS)
+def test_surplus_closes_the_connection_at_once(loop: str, case: str) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        answer = await transport.send(post(server, PATIENT))
+        assert answer.body == (b"" if answer.status == 204 else b"ok")
+        await server.until(lambda server: server.open == 0)
+        await transport.send(post(server, PATIENT))
+        assert [received.connection for received in server.requests] == [1, 2]
+
+    play(NAME, loop, sends(SURPLUS[case], "wait"), scenario)
+
+
+def test_what_an_idle_connection_says_is_nobodys_answer(loop: str) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(WHOLE)
+        if peer.number == 1:
+            await peer.server.until(lambda server: told.is_set())
+            await peer.send(WHOLE.replace(b"ok", b"no"))
+        await peer.closed_by_client()
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        await transport.send(post(server, PATIENT))
+        told.set()
+        server.changed.set()
+        await server.until(lambda server: server.open == 0)
+        assert (await transport.send(post(server, PATIENT))).body == b"ok"
+        assert [received.connection for received in server.requests] == [1, 2]
+
+    told = asyncio.Event()
+    play(NAME, loop, script, scenario)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [OK + b"Connection: close\r\n", OK + b"Connection: x, Close\r\n", b"HTTP/1.0 200 OK\r\n"],
+    ids=["close", "close-in-a-list", "http-1.0"],
+)
+def test_a_connection_that_is_not_to_be_kept_is_closed_by_us(loop: str, head: bytes) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for _ in range(2):
+            assert (await transport.send(post(server, PATIENT))).body == b"ok"
+            await server.until(lambda server: server.open == 0)
+
+    play(NAME, loop, sends(head + b"Content-Length: 2\r\n\r\nok", "wait"), scenario, slots=1)
+
+
+def test_http_1_0_may_keep_its_connection(loop: str) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for _ in range(2):
+            assert (await transport.send(post(server, PATIENT))).body == b"ok"
+        assert server.connections == 1
+
+    answer = b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok"
+    play(NAME, loop, sends(answer, again=True), scenario)
+
+
+def test_answers_without_a_body_leave_the_connection_clean(loop: str) -> None:
+    async def script(peer: Peer) -> None:
+        while (received := await peer.request()) is not None:
+            await peer.send(OK + b"Content-Length: 7\r\n\r\n" if received.head[0].startswith("HEAD") else WHOLE)
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for method, body in (("HEAD", b""), ("HEAD", b""), ("GET", b"ok"), ("HEAD", b""), ("POST", b"ok")):
+            assert (await transport.send(post(server, PATIENT, method=method, body=b""))).body == body
+        assert server.connections == 1
+
+    play(NAME, loop, script, scenario)
+
+
+def test_an_answer_that_comes_before_the_request_is_out(loop: str) -> None:
+    """It counts, and the connection, on which the rest of the request is still to come, does not."""
+
+    async def script(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await peer.server.until(lambda server: told.is_set())
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for _ in range(2):
+            answer = await transport.send(post(server, PATIENT, body=b"x" * 30_000_000))
+            assert (answer.status, answer.body) == (413, b"no")
+        assert server.connections == 2
+        told.set()
+        server.changed.set()
+
+    told = asyncio.Event()
+    play(NAME, loop, script, scenario, slots=2)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_server_that_closes_only_its_own_side(loop: str, answered: bool) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if answered:
+            await peer.send(WHOLE)
+        peer.writer.write_eof()
+        await peer.closed_by_client()
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for count in (1, 2):
+            if answered:
+                assert (await transport.send(post(server, PATIENT))).body == b"ok"
+            else:
+                assert (await failure(transport, post(server, PATIENT))).kind == "cut"
+            await server.until(lambda server: server.open == 0)
+            assert server.connections == len(server.requests) == count
+
+    play(NAME, loop, script, scenario)
+
+
+def test_what_cannot_be_sent_safely_is_not_sent(loop: str) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        evil = ("X-A", "a\r\nContent-Length: 0\r\n\r\nGET /admin HTTP/1.1\r\nHost: x")
+        for call in (
+            post(server, PATIENT, headers=(evil,)),
+            post(server, PATIENT, headers=(("X-A: b\r\nX-B", "c"),)),
+            post(server, PATIENT, method="GET / HTTP/1.1\r\nX:"),
+            Call("GET", f"{server.url}/a b", timeouts=PATIENT),
+            Call("GET", f"{server.url}/ HTTP/1.1\r\nX: y", timeouts=PATIENT),
+        ):
+            assert (await failure(transport, call)).kind == "task_error"
+        assert (await transport.send(post(server, PATIENT))).body == b"ok"
+        assert len(server.requests) == 1
+
+    play(NAME, loop, sends(WHOLE), scenario)
+
+
+def test_the_connection_used_last_is_used_next(loop: str) -> None:
+    """So that those a burst opened lie idle, and are closed."""
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        await asyncio.gather(*(transport.send(post(server, PATIENT)) for _ in range(4)))
+        assert server.most_open == 4
+        async with asyncio.timeout(3):
+            while server.open > 1:
+                await transport.send(post(server, PATIENT))
+        assert len({received.connection for received in server.requests[4:]}) == 1
+
+    async def script(peer: Peer) -> None:
+        while await peer.request() is not None:
+            await peer.server.until(lambda server: len(server.requests) >= 4)
+            await peer.send(WHOLE)
+
+    play(NAME, loop, script, scenario, slots=8, idle_discard=0.3)
+
+
+def test_when_a_server_was_restarted_every_call_still_gets_its_answer(loop: str) -> None:
+    """All kept connections are stale then: the resend must not run into the next of them."""
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for _ in range(2):
+            answers = await asyncio.gather(*(transport.send(post(server, PATIENT)) for _ in range(4)))
+            assert [answer.body for answer in answers] == [b"ok"] * 4
+        assert len(server.requests) == 12
+        assert server.connections == 8
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.server.until(lambda server: len(server.requests) >= 4)
+        await peer.send(WHOLE)
+        await peer.request()
+
+    play(NAME, loop, script, scenario, slots=4)
+
+
+def test_a_resend_has_no_more_time_than_is_left(loop: str) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if peer.number == 1:
+            await peer.send(WHOLE)
+            await peer.request()
+            await asyncio.sleep(0.25)
+        else:
+            await peer.closed_by_client()
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        await transport.send(post(server, PATIENT))
+        now = asyncio.get_running_loop().time
+        began = now()
+        assert (await failure(transport, post(server))).kind == "first_byte_timeout"
+        assert now() - began < 0.6  # the limit is 0.4, of which 0.25 passed before the resend
+
+    play(NAME, loop, script, scenario)
+
+
+async def hangs(peer: Peer) -> None:
+    await peer.request()
+    await peer.closed_by_client()
+
+
+def test_giving_up_while_waiting_costs_no_slot(loop: str) -> None:
+    """Canceled while waiting, in the very moment of getting a connection or a slot, and while opening."""
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for body in (b"keep", b"break"):
+            for turns in range(6):
+                first = asyncio.ensure_future(transport.send(post(server, PATIENT, body=body)))
+                second = asyncio.ensure_future(transport.send(post(server, PATIENT)))
+                third = asyncio.ensure_future(transport.send(post(server, PATIENT)))
+                await asyncio.wait([first])
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                second.cancel()
+                assert (await third).body == b"ok"
+                await asyncio.gather(first, second, return_exceptions=True)
+        assert server.most_open == 1
+
+    async def script(peer: Peer) -> None:
+        while (received := await peer.request()) is not None and received.body != b"break":
+            await peer.send(WHOLE)
+
+    play(NAME, loop, script, scenario, slots=1)
+
+
+def test_closing_fails_those_in_flight_and_those_who_wait(loop: str) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        calls = [asyncio.ensure_future(transport.send(post(server, PATIENT))) for _ in range(3)]
+        await server.until(lambda server: len(server.requests) == 1)
+        await transport.aclose()
+        failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert [getattr(one, "kind", one) for one in failed] == ["cut"] * 3
+        await server.until(lambda server: server.open == 0)
+        assert (await failure(transport, post(server))).kind == "cut"
+
+    play(NAME, loop, hangs, scenario, slots=1)
+
+
+def test_a_body_nobody_reads_ends_at_the_limit(loop: str) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.server.until(lambda server: told.is_set())
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        assert (await failure(transport, post(server, body=b"x" * 30_000_000))).kind == "first_byte_timeout"
+        told.set()
+        server.changed.set()
+
+    told = asyncio.Event()
+    play(NAME, loop, script, scenario)
+
+
+def test_connections_over_tls_are_kept_and_bounded(loop: str, certificate: Path) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        for _ in range(3):
+            answers = await asyncio.gather(
+                *(transport.send(post(server, PATIENT, body=b"x" * 100_000)) for _ in range(4))
+            )
+            assert [answer.body for answer in answers] == [b"ok"] * 4
+        assert server.connections <= 2
+
+    context, trusted = server_context(certificate), str(certificate / "cert.pem")
+    play(NAME, loop, sends(WHOLE, again=True), scenario, slots=2, tls=context, ca_file=trusted)
+
+
+def test_a_certificate_for_another_name_is_refused(loop: str, certificate: Path) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        call = Call("GET", server.url.replace("localhost", "127.0.0.1") + "/", timeouts=PATIENT)
+        assert (await failure(transport, call)).kind == "tls"
+        assert not server.requests
+
+    context, trusted = server_context(certificate), str(certificate / "cert.pem")
+    play(NAME, loop, sends(WHOLE), scenario, tls=context, ca_file=trusted)
+
+
+def test_a_handshake_that_never_ends_is_a_connect_timeout(loop: str) -> None:
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        call = Call("GET", server.url.replace("http:", "https:") + "/", timeouts=QUICK)
+        assert (await failure(transport, call)).kind == "connect_timeout"
+        await server.until(lambda server: server.open == 0)
+
+    async def script(peer: Peer) -> None:
+        await peer.closed_by_client()
+
+    play(NAME, loop, script, scenario)
+
+
+def test_the_other_family_is_tried_where_one_refuses(loop: str) -> None:
+    """`localhost` is ::1 and 127.0.0.1 on most machines, and the server listens on the latter."""
+    if len({info[0] for info in socket.getaddrinfo("localhost", 80)}) < 2:
+        pytest.skip("localhost has one family here")
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        call = Call("GET", server.url.replace("127.0.0.1", "localhost") + "/", timeouts=PATIENT)
+        assert (await transport.send(call)).body == b"ok"
+
+    play(NAME, loop, sends(WHOLE), scenario)
+
+
+def test_a_timeout_of_one_call_is_not_that_of_the_next(loop: str) -> None:
+    """One timer serves a connection for life; it must neither ring for the former call nor sleep for the next."""
+
+    async def script(peer: Peer) -> None:
+        while (received := await peer.request()) is not None:
+            if received.body == b"hang":
+                await peer.closed_by_client()
+                return
+            await asyncio.sleep(0.4 if received.body == b"slow" else 0)
+            await peer.send(WHOLE)
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        now = asyncio.get_running_loop().time
+        await transport.send(post(server, Timeouts(first_byte=0.2)))
+        await transport.send(post(server, PATIENT, body=b"slow"))
+        began = now()
+        with pytest.raises(AttemptFailed, match="first_byte_timeout"):
+            await transport.send(post(server, Timeouts(first_byte=0.2), body=b"hang"))
+        assert 0.19 <= now() - began < 0.5
+        assert server.connections == 1
+
+    play(NAME, loop, script, scenario)
+
+
+def test_tls_broken_after_the_handshake_is_told_as_such(loop: str, certificate: Path) -> None:
+    """A server that wants a certificate of ours says so only after the handshake (TLS 1.3)."""
+
+    async def scenario(server: BadServer, transport: Transport) -> None:
+        assert (await failure(transport, post(server, PATIENT))).kind in ("tls", "cut")
+
+    context = server_context(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(str(certificate / "cert.pem"))
+    play(NAME, loop, sends(WHOLE), scenario, tls=context, ca_file=str(certificate / "cert.pem"))
