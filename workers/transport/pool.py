@@ -42,9 +42,9 @@ class ConnectionPool:
         return None
 
     async def acquire(self, timeouts: Timeouts, started: float, fresh: bool = False) -> Connection:
-        """A connection that was just released, or a new one. `fresh`: not one that lies idle.
+        """A connection that was just released, or a new one. Raises AttemptFailed.
 
-        `started` is when the attempt began. Raises AttemptFailed.
+        `started` is when the attempt began. `fresh`: none that lies idle (the slot of the stale one comes free).
         """
         with Watch(timeouts, started):
             while True:
@@ -55,8 +55,6 @@ class ConnectionPool:
                     return connection
                 if not self._waiting and len(self._all) + self._promised < self._slots:
                     return await self._open(timeouts.connect)
-                if fresh:
-                    self._make_room()
                 connection = await self._wait()
                 if connection is None:
                     return await self._open(timeouts.connect)
@@ -88,14 +86,6 @@ class ConnectionPool:
             connection.fail(failure)
         if made := [connection.lost for connection in closing if connection.made]:
             await asyncio.wait(made)
-
-    def _make_room(self) -> None:
-        """Close the one that has been idle longest."""
-        while self._idle:
-            connection = self._idle.popleft()
-            if not connection.closed:
-                connection.close()
-                return
 
     async def _wait(self) -> Connection | None:
         """A connection, or None: a slot to open one in."""
