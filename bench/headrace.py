@@ -20,7 +20,7 @@ POOL = "bench"
 
 
 class System(system.System):
-    needs = ("redis", "hiredis", "pyreqwest", "aiohttp", "uvloop")
+    needs = ("redis", "hiredis", "httptools", "pyreqwest", "aiohttp", "uvloop")
     setup = "headrace worker, all guarantees on"
     share = 1.0
     bulk = True

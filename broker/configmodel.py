@@ -14,8 +14,8 @@ from broker.task import Request
 
 Adapter = Literal["http", "npu"]
 ADAPTERS: tuple[Adapter, ...] = ("http", "npu")
-TransportName = Literal["auto", "pyreqwest", "aiohttp", "httpx"]
-TRANSPORTS: tuple[TransportName, ...] = ("auto", "pyreqwest", "aiohttp", "httpx")
+TransportName = Literal["auto", "httptools", "pyreqwest", "aiohttp", "httpx"]
+TRANSPORTS: tuple[TransportName, ...] = ("auto", "httptools", "pyreqwest", "aiohttp", "httpx")
 DATA_FOLDER = ".headrace"
 
 

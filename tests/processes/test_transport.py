@@ -23,7 +23,9 @@ from tests.support.transports import (
     post,
     sends,
 )
+from workers import transport as transport_module
 from workers.transport import AUTO, Call, Transport, TransportName, make_transport
+from workers.transport.aiohttp_ import AiohttpTransport
 from workers.transport.answers import stream_is_whole
 
 pytestmark = every_loop
@@ -33,6 +35,11 @@ __all__ = ["certificate"]  # a fixture
 def test_auto_is_the_first_that_passes(loop: str) -> None:
     assert type(make_transport("auto", slots=1)) is type(make_transport(AUTO[0], slots=1))
     assert "pyreqwest" not in AUTO  # until every_that_cancels passes for it
+
+
+def test_auto_is_aiohttp_where_httptools_is_not_installed(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "find_spec", lambda name: None if name == "httptools" else object())
+    assert isinstance(make_transport(slots=1), AiohttpTransport)
 
 
 MANY = b"".join(b"X-%d: y\r\n" % number for number in range(50_000))

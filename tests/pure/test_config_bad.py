@@ -143,7 +143,7 @@ BAD: dict[str, tuple[str, Expected]] = {
         POOL % "queue: {payload_limit: -1}", [(4, P + "queue.payload_limit", "must be from 1 byte to 512MiB")]),
     "depth": (POOL % "queue: {max_depth: many}", [(4, P + "queue.max_depth", "whole number")]),
     "lease": (POOL % "queue: {lease: 10ms}", [(4, P + "queue.lease", "from 500ms to 1h, not '10ms'")]),
-    "transport": (POOL % "connection: {transport: curl}", [(4, P + "connection.transport", "one of auto, pyreqwest")]),
+    "transport": (POOL % "connection: {transport: curl}", [(4, P + "connection.transport", "one of auto, httptools")]),
     "redis scheme": ("redis: {url: 'http://x'}\n", [(1, "redis.url", "must be 'embedded' or start with redis://")]),
     "redis no scheme": ("redis: {url: 'localhost:6379'}\n", [(1, "redis.url", "did you mean redis://localhost:6379?")]),
     "redis database": ("redis: {url: 'redis://h/x'}\n", [(1, "redis.url", "database")]),
