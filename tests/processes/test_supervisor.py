@@ -29,11 +29,9 @@ def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(tmp_path: 
             for _ in range(3):
                 killed = running.kill_one()
                 until(lambda killed=killed: running.pids and killed not in running.pids, "another in its place")
-            waits = [
-                float(each)
-                for each in re.findall(r"signal 9; starting it again in ([\d.]+) s", running.log.read_text())
-            ]
-            assert waits == [0.5, 1.0, 2.0]
+            told = running.log.read_text()
+            waits = [float(each) for each in re.findall(r"signal 9; starting it again in ([\d.]+) s", told)]
+            assert waits == [0.5, 1.0, 2.0], told
             assert broker.enqueue("llm", CHAT).result(timeout=20).ok
 
 
