@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from broker.errors import BrokerError, BrokerUnavailable, BrokerUnsuitable, QueueFull
 from broker.keys import Keys, default_prefix
-from broker.scripts import Command, Script, Scripts
+from broker.scripts import Command, Scripts
 
 T = TypeVar("T")
 
@@ -80,6 +80,16 @@ def _evalsha(command: Command[Any]) -> tuple[Any, ...]:
     return ("EVALSHA", command.script.sha, 1, command.key, *command.args)
 
 
+def _eval(command: Command[Any]) -> tuple[Any, ...]:
+    """With its source, which the server then keeps: nothing that is flushed in between can make it fail."""
+    return ("EVAL", command.script.source, 1, command.key, *command.args)
+
+
+def _unknown(replies: Sequence[Any]) -> list[int]:
+    """Positions of commands whose script the server does not have (any longer)."""
+    return [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+
+
 def _queue(pipe: Any, *command: Any) -> None:
     pipe.execute_command(*command)  # redis-py leaves this method without types
 
@@ -110,10 +120,9 @@ class Store:
         """One round trip. The replies in order; the first error is raised after all have run."""
         try:
             replies = self._send(commands)
-            missing = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+            missing = _unknown(replies)
             if missing:
-                self._load({commands[i].script for i in missing})
-                for i, reply in zip(missing, self._send([commands[i] for i in missing]), strict=True):
+                for i, reply in zip(missing, self._send([commands[i] for i in missing], whole=True), strict=True):
                     replies[i] = reply
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
@@ -121,17 +130,11 @@ class Store:
             raise translate(failed, self.url) from failed
         return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
 
-    def _send(self, commands: Sequence[Command[Any]]) -> list[Any]:
+    def _send(self, commands: Sequence[Command[Any]], *, whole: bool = False) -> list[Any]:
         with self.redis.pipeline(transaction=False) as pipe:
             for command in commands:
-                _queue(pipe, *_evalsha(command))
+                _queue(pipe, *(_eval(command) if whole else _evalsha(command)))
             return pipe.execute(raise_on_error=False)
-
-    def _load(self, scripts: set[Script]) -> None:
-        with self.redis.pipeline(transaction=False) as pipe:
-            for script in scripts:
-                _queue(pipe, "SCRIPT", "LOAD", script.source)
-            pipe.execute()
 
     def raw(self, use: Callable[[redis.Redis], T]) -> T:
         """Runs `use` on the client; its errors are translated."""
@@ -215,11 +218,9 @@ class AsyncStore:
 
     async def _attempt(self, commands: Sequence[Command[Any]]) -> list[Any]:
         replies = await self._send([_evalsha(command) for command in commands])
-        missing = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+        missing = _unknown(replies)
         if missing:
-            scripts = {commands[i].script for i in missing}
-            await self._send([("SCRIPT", "LOAD", script.source) for script in scripts])
-            again = await self._send([_evalsha(commands[i]) for i in missing])
+            again = await self._send([_eval(commands[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return replies
