@@ -7,7 +7,8 @@
 -- any -> started:     a lease without its slot gets it back for one lease: renewed by its holder, or reaped ("slot")
 -- any -> dead:        a task whose work is gone ("unreadable")
 -- no change of state: entries of no waiting task ("ghost") and doubled ones ("double"), a list outside the index ("list"),
---                     deadlines ("deadline"), mirrors of leases that are no more ("wip")
+--                     deadlines ("deadline"), mirrors of leases that are no more ("wip"), what an RQ reader wrote of a
+--                     task that had its outcome ("restated")
 -- needs: select
 
 local now = server_ms()
@@ -86,8 +87,17 @@ local function check_started(id, task)
 end
 
 local function check(id, task)
-  if task.x_out then return end
   local status = task.status
+  if task.x_out then
+    -- An RQ reader saw it run, and wrote that it failed after it had ended well.
+    if task.x_out == 'ok' and status == 'failed' then
+      call('HSET', job_key(id), 'status', 'finished')
+      call('ZREM', K_FAILED, id)
+      if task.x_born then call('DEL', P .. ':results:' .. id) end
+      repaired('restated')
+    end
+    return
+  end
   if not task.data and status ~= 'started' and (task.x_born or status == 'queued') then
     local why = 'its record was damaged: the work to do is gone'
     call('ZREM', K_SCHEDULED, id)
