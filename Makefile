@@ -13,7 +13,7 @@ ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint ruff mypy imports bench clean
+.PHONY: help demo test lint ruff mypy imports bench chaos soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,12 @@ imports: $(READY)
 
 bench: $(READY) ## speed against rq, dispatch latency, 1,000 in flight (ratios of one run; minutes)
 	@$(BIN)/headrace bench
+
+chaos: $(READY) ## inject FAULTS=1000 faults with SEED=1 and check that nothing is lost (ARGS='--only kill-one')
+	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),1000) --seed $(or $(SEED),1) $(ARGS)
+
+soak: $(READY) ## MINUTES=30 of steady load; fails if memory, descriptors or keys grow
+	@$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(ARGS)
 
 clean: ## remove .venv, caches and the data of the embedded server
 	@rm -rf .venv .venv-* .headrace .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

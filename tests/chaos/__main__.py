@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rng, began = random.Random(options.seed), time.monotonic()
     verdicts: list[Verdict] = []
     faults = 0
-    while faults < options.faults:
+    end = began + options.minutes * 60
+    while faults < options.faults and time.monotonic() < end:
         rng.shuffle(chosen)
         for scenario in chosen:
             seed = rng.randrange(10**6)
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 shutil.rmtree(place)
             elif not verdict.holds:
                 print(f"  history and logs: {place}", flush=True)
-            if faults >= options.faults and not options.whole:
+            if time.monotonic() > end or (faults >= options.faults and not options.whole):
                 break
     print()
     print(report(verdicts, time.monotonic() - began, options.seed))
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="of the order, moments and choices (default: %(default)s)")
     add("--only", action="append", metavar="NAME", help="this scenario alone; may be repeated")
     add("--whole", action="store_true", help="end with a whole pass over the scenarios, each at least once")
+    add("--minutes", type=float, default=1e6, help="end after so long in any case")
     add("--keep", metavar="FOLDER", help="keep every history and log there")
     add("--list", action="store_true", help="name the scenarios")
     return parser

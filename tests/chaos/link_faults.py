@@ -8,19 +8,19 @@ from tests.chaos.scenarios import scenario
 from tests.chaos.world import World
 
 
-@scenario(10, 300, lossy_producer=True)
+@scenario(10, 1000, lossy_producer=True)
 def lose_replies(world: World, budget: int) -> None:
     """Replies of whatever command are lost; the server has carried it out. The producer's too."""
     proxy, before = world.proxy, world.proxy.dropped
     while proxy.dropped - before < budget:
         proxy.drop()
-        world.pause(0.01, 0.06)
+        world.pause(0.005, 0.03)
     proxy.spare()
     world.fault("reply lost", [], reruns=False, count=proxy.dropped - before)
     world.flowing()
 
 
-@scenario(10, 200, lossy_producer=True)
+@scenario(10, 600, lossy_producer=True)
 def reset_links(world: World, budget: int) -> None:
     """Every connection ends with RST, again and again."""
     injected = 0

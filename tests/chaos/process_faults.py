@@ -131,6 +131,6 @@ def poison(world: World, budget: int) -> None:
             return next((pid for pid in world.pids if task in world.observer.held_by(pid)), None)
 
         pid = world.until(holder, "the task is held by a process", 40)
-        world.kill(pid, "process of one task killed")
+        world.kill(pid, "process of one task killed", bound=45.0)  # its neighbours start again with it, ever later
         world.complete()
     world.until(lambda: task not in world.observer.open_tasks(), "the task has an outcome", 40)

@@ -81,17 +81,17 @@ def hang_server(world: World, budget: int) -> None:
         world.flowing(15)
 
 
-@scenario(9, 60)
+@scenario(9, 150)
 def kill_clients(world: World, budget: int) -> None:
     """CLIENT KILL of every connection, several times a second."""
     for _ in range(budget):
         world.server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        world.pause(0.02, 0.3)
+        world.pause(0.02, 0.15)
     world.fault("CLIENT KILL", [], reruns=False, count=budget)
     world.flowing()
 
 
-@scenario(9, 200)
+@scenario(9, 500)
 def flush_scripts(world: World, budget: int) -> None:
     """SCRIPT FLUSH, over and over."""
     for _ in range(budget):

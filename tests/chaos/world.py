@@ -16,7 +16,7 @@ from typing import Any
 from broker import Broker, Request, TaskOptions
 from broker.errors import BrokerError
 from tests.chaos.history import History
-from tests.chaos.observer import Observer
+from tests.chaos.observer import Observer, text
 from tests.chaos.proxy import Proxy
 from tests.support.endpoints import SimulatedEndpoint
 from tests.support.fleet import Fleet, until
@@ -124,7 +124,14 @@ class World:
         fleet = Fleet(folder, self.proxies[number].url, {POOL: pool}, self.settings.processes)
         self.fleets.append(fleet)
         self._stack.callback(fleet.close)
+        until(lambda: self._waits(fleet), "each of its processes has asked for work")
         return fleet
+
+    def _waits(self, fleet: Fleet) -> bool:
+        store = self.observer.store
+        names = store.raw(lambda client: client.hkeys(store.keys.waiting(POOL)))
+        told, pids = " ".join(text(name) for name in names), self.of(fleet)
+        return len(pids) == self.settings.processes and all(f"-{pid}-" in told for pid in pids)
 
     # Faults
 
@@ -139,13 +146,13 @@ class World:
             line["t"] = since
         self.history.write("fault", **line)
 
-    def kill(self, pid: int, name: str = "process killed") -> None:
+    def kill(self, pid: int, name: str = "process killed", **more: Any) -> None:
         """kill -9, with exactly the tasks noted that it had: it is held still while they are read."""
         os.kill(pid, signal.SIGSTOP)
         held = self.observer.held_by(pid)
         self._killed.add(pid)
         os.kill(pid, signal.SIGKILL)
-        self.fault(name, held, reruns=True, pid=pid)
+        self.fault(name, held, reruns=True, pid=pid, **more)
 
     def flowing(self, patience: float = 30.0) -> None:
         """Tasks get outcomes (again)."""

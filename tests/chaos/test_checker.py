@@ -1,0 +1,90 @@
+"""The checker on histories with one thing wrong each: it must see it, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import Line, check
+
+KILLED = {"fault": "process killed", "until": 102.0, "in_flight": ["b"], "reruns": True, "pid": 7}
+
+
+def history() -> list[Line]:
+    """Two tasks; b ran twice, because a fault met it."""
+    lines: list[Line] = [
+        {"kind": "meta", "t": 100.0, "scenario": "x", "seed": 1, "lease": 2.0, "recovery": 20.0, "window": 0.0},
+        {"kind": "processes", "t": 100.0, "moment": "start", "pids": [7, 8]},
+        {"kind": "leases", "t": 101.0, "held": {"e0": [["a", "1.0.p-7-x"]], "e1": [["b", "1.0.p-7-x"]]}},
+        {"kind": "fault", "t": 102.0, **KILLED},
+    ]
+    for task, outcome in (("a", "ok"), ("b", "ok")):
+        settled = {"task": task, "outcome": outcome, "digest": f"d{task}", "end": 105.0}
+        rest = {"attempts": 1, "claims": 1, "lost": 0, "max": 3, "retries": [], "deadline": 0.0}
+        lines += [
+            {"kind": "ack", "t": 100.5, "task": task, "word": "queued"},
+            {"kind": "hit", "t": 103.0, "task": task, "endpoint": "e0", "attempt": 1, "outcome": "200", "began": 101.0},
+            {"kind": "outcome", "t": 105.0, "status": "finished", **settled},
+            {"kind": "reply", "t": 106.0, "task": task},
+            {"kind": "final", "t": 107.0, "status": "finished", **settled, **rest},
+        ]
+    return [
+        *lines,
+        {"kind": "hit", "t": 104.0, "task": "b", "endpoint": "e1", "attempt": 1, "outcome": "200", "began": 103.0},
+        {"kind": "counters", "t": 108.0, "pool": {"n_ok": 2, "n_enqueued": 2}, "served": 2, "failed": 0},
+        {"kind": "rest", "t": 108.0, "slots": 0, "wip": 0, "scheduled": 0, "listed": 0, "waiting": 1},
+        {"kind": "keys", "t": 108.0, "found": [["rq:x:pool:llm", "hash", -1], ["rq:finished:llm", "zset", -1]]},
+        {"kind": "processes", "t": 108.0, "moment": "end", "pids": [8, 9]},
+    ]
+
+
+def find(lines: list[Line], kind: str, **wanted: Any) -> Line:
+    return next(
+        line for line in lines if line["kind"] == kind and all(line[name] == value for name, value in wanted.items())
+    )
+
+
+def test_a_good_history_holds() -> None:
+    verdict = check(history())
+    assert verdict.violations == []
+    assert (verdict.tasks, verdict.hits, verdict.extra, verdict.extra_bound) == (2, 3, 1, 1)
+    assert verdict.recovery == {"process killed": 3.0}
+
+
+CHANGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "A lost": ("final", {"task": "a"}, {"status": "queued", "outcome": None}),
+    "A gone": ("final", {"task": "a"}, {"status": None, "outcome": None}),
+    "B changed": ("outcome", {"task": "a"}, {"digest": "other"}),
+    "B told twice": ("reply", {"task": "a"}, {"task": "b"}),
+    "C two leases": ("leases", {}, {"held": {"e0": [["a", "1.0.p"]], "e1": [["a", "2.0.q"]]}}),
+    "D ran again": ("hit", {"endpoint": "e1"}, {"task": "a"}),
+    "E attempts": ("final", {"task": "a"}, {"attempts": 4}),
+    "E early": ("final", {"task": "b"}, {"retries": [[102.0, 103.9]]}),
+    "E late": ("final", {"task": "b"}, {"deadline": 102.0}),
+    "F slow": ("fault", {}, {"until": 80.0}),
+    "G slot": ("rest", {}, {"slots": 1}),
+    "G key": ("keys", {}, {"found": [["rq:x:bell:p", "list", -1]]}),
+    "H counter": ("counters", {}, {"pool": {"n_ok": 3, "n_enqueued": 2}}),
+    "I died": ("processes", {"moment": "end"}, {"pids": [9]}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_it_sees(name: str) -> None:
+    kind, wanted, change = CHANGES[name]
+    lines = history()
+    find(lines, kind, **wanted).update(change)
+    assert name[0] in {invariant for invariant, _ in check(lines).violations}
+
+
+def test_a_killed_server_may_lose_its_last_moments_and_no_more() -> None:
+    lines = history()
+    find(lines, "meta")["window"] = 2.0
+    find(lines, "fault").update(fault="server killed", t=102.0)
+    find(lines, "final", task="a").update(status=None, outcome=None, digest="", end=0.0)
+    lines.remove(find(lines, "outcome", task="a"))
+    verdict = check(lines)
+    assert (verdict.lost, verdict.in_window) == (0, 1)
+    find(lines, "ack", task="a")["t"] = 99.0
+    assert check(lines).lost == 1
