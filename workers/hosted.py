@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker.configmodel import Endpoint, Pool
@@ -28,10 +28,18 @@ class HostedPool:
     """`start`; then `change` and `leave` as the configuration does; `close` once `loop` has ended."""
 
     def __init__(
-        self, store: AsyncStore, process: str, pool: Pool, endpoints: Sequence[Endpoint], *, burst: bool = False
+        self,
+        store: AsyncStore,
+        process: str,
+        pool: Pool,
+        endpoints: Sequence[Endpoint],
+        sharers: Mapping[str, int],
+        *,
+        burst: bool = False,
     ) -> None:
         self._store = store
         workers = [_worker(endpoint, pool) for endpoint in endpoints]
+        _share(workers, sharers)
         self.dispatcher = Dispatcher(store, process, workers, most=MOST_IN_FLIGHT, burst=burst)
         self.checker = Checker(store, process, self.dispatcher)
         self._ear = Ear(store, pool.name, process, self.dispatcher.wake)
@@ -52,7 +60,7 @@ class HostedPool:
         self._background = [asyncio.create_task(self._ear.listen()), asyncio.create_task(self.checker.run())]
         self.loop = asyncio.create_task(self.dispatcher.run())
 
-    def change(self, pool: Pool, endpoints: Sequence[Endpoint]) -> tuple[str, ...]:
+    def change(self, pool: Pool, endpoints: Sequence[Endpoint], sharers: Mapping[str, int]) -> tuple[str, ...]:
         """From the next claim on it serves these, by these rules; what runs ends where it began. Gives who is gone."""
         now = self.dispatcher.workers
         changes = worker_changes(self.dispatcher.pool, [worker.endpoint for worker in now.values()], pool, endpoints)
@@ -64,6 +72,7 @@ class HostedPool:
                 workers.append(Worker(endpoint, pool, now[endpoint.id].transport))
             else:
                 workers.append(_worker(endpoint, pool))
+        _share(workers, sharers)
         self.dispatcher.attach(pool, workers)
         return changes.removed
 
@@ -88,3 +97,9 @@ def _worker(endpoint: Endpoint, pool: Pool) -> Worker:
     connection = pool.connection
     transport = make_transport(connection.transport, slots=most_slots(endpoint), idle_discard=connection.idle_discard)
     return Worker(endpoint, pool, transport)
+
+
+def _share(workers: Sequence[Worker], sharers: Mapping[str, int]) -> None:
+    """Idle connections of all processes together must not be more than the endpoint has slots."""
+    for worker in workers:
+        worker.transport.keep = most_slots(worker.endpoint) // sharers.get(worker.endpoint.id, 1)

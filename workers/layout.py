@@ -42,7 +42,8 @@ class Layout:
         }
         pools = tuple(pool for pool in self.served if pool.name in attach)
         log = self.config.log
-        return replace(base, pools=pools, attach=attach, log_level=log.level, log_format=log.format)
+        sharing = {each: sum(each in share for share in self.shares) for each in places}
+        return replace(base, sharing=sharing, pools=pools, attach=attach, log_level=log.level, log_format=log.format)
 
 
 def layout(config: Config, selection: Selection, cpus: int) -> Layout:

@@ -92,7 +92,8 @@ class Process:
             await asyncio.to_thread(self._register, own)
             for pool in self.spec.pools:
                 if endpoints := self.spec.attached(pool):
-                    self._hosted.append(HostedPool(store, self.name, pool, endpoints, burst=self.spec.burst))
+                    sharers, burst = self.spec.sharers(pool), self.spec.burst
+                    self._hosted.append(HostedPool(store, self.name, pool, endpoints, sharers, burst=burst))
             self._show()
             housekeeper = Housekeeper(own, self.name, self.dispatchers, self._lost(asyncio.get_running_loop()))
             await self._check_first()
@@ -181,10 +182,10 @@ class Process:
             hosted = serving.get(pool.name) if endpoints else None
             if hosted is not None:
                 del serving[pool.name]
-                gone = hosted.change(pool, endpoints)
+                gone = hosted.change(pool, endpoints, spec.sharers(pool))
                 await asyncio.to_thread(housekeeper.forget, pool.name, gone)
             elif endpoints:
-                hosted = HostedPool(store, self.name, pool, endpoints, burst=spec.burst)
+                hosted = HostedPool(store, self.name, pool, endpoints, spec.sharers(pool), burst=spec.burst)
                 self._hosted.append(hosted)
                 self._show()
                 hosted.start()

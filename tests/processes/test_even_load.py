@@ -100,3 +100,17 @@ def test_an_endpoint_of_a_lower_priority_is_left_alone_while_the_upper_has_room(
             assert lower.stats()["hits"] == 0
             assert all(result.ok for result in broker.map("llm", [CHAT] * 200, window=200, timeout=60))
             until(lambda: lower.stats()["hits"] > 0, "the lower tier takes what the upper cannot")
+
+
+def test_processes_together_keep_no_more_connections_than_an_endpoint_has_slots(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """R1.6: idle ones count."""
+    with simulated_endpoints(1, "--latency", "20ms") as (endpoint,), Broker(redis_url) as broker:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url], slots=8)}, 4):
+            for _ in range(3):  # bursts with pauses between them, so that all processes have had all the slots
+                assert all(result.ok for result in broker.map("llm", [CHAT] * 200, window=200, timeout=60))
+                assert broker.enqueue("llm", CHAT).result(timeout=30).ok
+            stats = endpoint.stats()
+    assert stats["max_in_flight"] <= 8
+    assert stats["max_connections"] <= 8, stats

@@ -24,9 +24,20 @@ class HttptoolsTransport:
         if slots < 1:
             raise ValueError(f"slots {slots}: must be 1 or more")
         self.slots, self.idle_discard, self.ca_file = slots, idle_discard, ca_file
+        self._keep = slots
         self._pools: dict[Origin, ConnectionPool] = {}
         self._tls: ssl.SSLContext | None = None
         self._closed = False
+
+    @property
+    def keep(self) -> int:
+        return self._keep
+
+    @keep.setter
+    def keep(self, connections: int) -> None:
+        self._keep = connections
+        for pool in self._pools.values():
+            pool.keep = connections
 
     async def send(self, call: Call) -> Answer:
         started = asyncio.get_running_loop().time()
@@ -53,6 +64,7 @@ class HttptoolsTransport:
         if origin.tls and self._tls is None:
             self._tls = tls_context(self.ca_file)
         pool = ConnectionPool(origin, self.slots, self.idle_discard, self._tls if origin.tls else None)
+        pool.keep = self._keep
         self._pools[origin] = pool
         return pool
 

@@ -37,6 +37,7 @@ class LeanTransport(abc.ABC):
         if slots < 1:
             raise ValueError(f"slots {slots}: must be 1 or more")
         self.slots, self.idle_discard, self.ca_file = slots, idle_discard, ca_file
+        self.keep = slots  # not kept to here: the libraries decide
         self._lanes = Lanes(slots, idle_discard)
 
     async def send(self, call: Call) -> Answer:

@@ -21,6 +21,7 @@ class ConnectionPool:
 
     def __init__(self, origin: Origin, slots: int, idle_discard: float, tls: ssl.SSLContext | None) -> None:
         self._origin, self._slots, self._idle_discard, self._tls = origin, slots, idle_discard, tls
+        self.keep = slots  # beyond so many, those in use included, a connection is closed after its answer
         self._loop = asyncio.get_running_loop()
         self._pace = Pace()
         self._all: set[Connection] = set()  # those being opened included
@@ -68,6 +69,9 @@ class ConnectionPool:
             if not waiter.done():
                 waiter.set_result(connection)
                 return
+        if len(self._all) > self.keep:
+            connection.close()
+            return
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
         if self._timer is None:

@@ -64,7 +64,13 @@ class Answer:
 
 
 class Transport(Protocol):
-    """Sends calls to one endpoint over at most `slots` connections. Belongs to one event loop."""
+    """Sends calls to one endpoint over at most `slots` connections. Belongs to one event loop.
+
+    keep  connections beyond so many are closed after their answer; it may change at any time. The default transport
+          keeps to it; the others keep what they like
+    """
+
+    keep: int
 
     async def send(self, call: Call) -> Answer:
         """The answer, whatever its status. Raises AttemptFailed if there is none, or none to be trusted.
