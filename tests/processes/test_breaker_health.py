@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker import Broker, Request
 from broker.store import Store
 from tests.support.endpoints import SimulatedEndpoint, simulated_endpoints
@@ -144,6 +146,7 @@ def test_the_later_of_two_pauses_wins(tmp_path: Path, redis_url: str) -> None:
             assert served(endpoint) == hits
 
 
+@pytest.mark.alone
 def test_shares_are_proportional_to_speed(tmp_path: Path, redis_url: str) -> None:
     """R1.3: 2x, 1x and 0.5x with the same slots."""
     with simulated_endpoints(3) as endpoints, Broker(redis_url) as broker:
@@ -171,6 +174,7 @@ def slots(running: Fleet) -> int:
     return int(field(running.store, "e0", "cap") or 0)
 
 
+@pytest.mark.alone
 def test_auto_finds_the_knee_and_follows_it(tmp_path: Path, redis_url: str) -> None:
     with simulated_endpoints(1, "--latency", "50ms", "--knee", "16") as (endpoint,), Broker(redis_url) as broker:
         with adaptive(tmp_path, redis_url, endpoint) as running:

@@ -13,6 +13,7 @@ from tests.support.fleet import fleet, pool_config, until
 CHAT = Request("POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("processes", [1, 5, 8])
 def test_nine_equal_endpoints_serve_equal_shares_of_a_long_queue(
     tmp_path: Path, redis_url: str, processes: int
@@ -31,6 +32,7 @@ def test_nine_equal_endpoints_serve_equal_shares_of_a_long_queue(
     assert max(hits) / min(hits) <= 1.05, hits
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("processes", [1, 5, 10])
 def test_tasks_that_trickle_in_one_at_a_time_go_round(tmp_path: Path, redis_url: str, processes: int) -> None:
     with simulated_endpoints(9, "--latency", "1ms") as endpoints, Broker(redis_url) as broker:
@@ -88,6 +90,7 @@ def test_a_burst_ends_when_nothing_waits(tmp_path: Path, redis_url: str) -> None
         assert all(task.result(timeout=1).ok for task in tasks)
 
 
+@pytest.mark.alone
 def test_an_endpoint_of_a_lower_priority_is_left_alone_while_the_upper_has_room(
     tmp_path: Path, redis_url: str
 ) -> None:
