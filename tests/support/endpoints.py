@@ -199,6 +199,8 @@ async def bad_server(script: Script, tls: ssl.SSLContext | None = None) -> Async
         yield server
     finally:
         listener.close()
+        for _ in range(5):  # a task canceled before its first step would leave its connection open
+            await asyncio.sleep(0)
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
