@@ -20,7 +20,7 @@ from workers.simulate.answers import answer_text, embedding
 from workers.simulate.behaviour import Asked, Behaviour, Fate, Moment, fate
 from workers.transport import Answer, Call, Timeouts, make_transport
 
-QUICK = Timeouts(connect=2, first_byte=0.5, idle=0.5, attempt=1.0)
+QUICK = Timeouts(connect=5, first_byte=2.0, idle=2.0, attempt=4.0)
 
 
 @pytest.fixture(scope="module")

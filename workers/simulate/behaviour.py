@@ -17,7 +17,7 @@ MODES: Final = (
     "close",  # closes it instead of answering
     "cut",  # closes it in the middle of the body
     "malformed",  # sends a chunk whose size is no number
-    "gzip_bomb",  # 64 MiB of zeros in 64 KB, marked as gzip
+    "gzip_bomb",  # 64 MiB of zeros in 300 KB, marked as gzip
     "huge",  # a body of `huge_bytes`
     "bad_json",  # 200, and a body that is no JSON
     "unsuccessful",  # 200, and `"success": false`
