@@ -1,3 +1,3 @@
 """One module per measurement, each with `measure(lab) -> Section`. They say what they measure in their first line."""
 
-NAMES = ("drain", "dispatch", "inflight", "enqueue", "memory", "flat", "idle", "startup")
+NAMES = ("drain", "dispatch", "inflight", "enqueue", "memory", "flat", "selection", "idle", "startup")
