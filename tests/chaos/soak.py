@@ -21,7 +21,7 @@ EVERY_S = 5.0
 WARM_UP = 1 / 3  # of the run: caches fill, results reach their TTL
 ALLOWED = {"RSS of a process, MB": (0.05, 4.0), "descriptors of a process": (0.05, 3.0), "keys": (0.05, 60.0)}
 SETTINGS = Settings(
-    endpoints=3, outstanding=40, latency="60ms", jitter="40ms", pool={"queue": {"result_ttl": "10s"}}
+    endpoints=3, outstanding=200, rate=80.0, latency="60ms", jitter="40ms", pool={"queue": {"result_ttl": "10s"}}
 )
 
 

@@ -39,6 +39,7 @@ class Settings:
     fleets: int = 1
     outstanding: int = 40
     batch: int = 10
+    rate: float = 0.0  # tasks a second; 0: as many as `outstanding` allows
     latency: str = "60ms"
     jitter: str = "50ms"
     pool: dict[str, Any] = field(default_factory=dict)
@@ -189,7 +190,10 @@ class World:
     def _produce(self) -> None:
         url = self.proxy.url if self.settings.lossy_producer else self.server.unix_url
         with Broker(url) as broker:
+            due = time.monotonic()
             while self._producing.is_set():
+                due += self.settings.batch / self.settings.rate if self.settings.rate else 0.0
+                time.sleep(max(0.0, due - time.monotonic()))
                 if self.observer.waiting >= self.settings.outstanding:
                     time.sleep(0.01)
                     continue
