@@ -78,6 +78,7 @@ class Dispatcher:
         self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
         self.on_stale: Callable[[Sequence[str]], object] = lambda endpoints: None  # check these, tasks wait for them
         self._outbox: list[Settlement] = []
+        self.settling: dict[Lease, None] = {}  # ended, its settle not answered yet: renewed, or the work is done again
         self._alone: dict[Lease, int] = {}  # settled one by one, and how often that failed: Redis stumbled over a batch
         self._retired: set[Transport] = set()  # of workers that were replaced; closed when their last attempt ends
         self._closing: set[asyncio.Task[None]] = set()
@@ -227,6 +228,7 @@ class Dispatcher:
             if self._alone[lease] >= ALONE_TRIES:
                 log.error("task %s: its settle fails, and is given up: %s", lease.id, error)
                 del self._alone[lease]
+                self.settling.pop(lease, None)
                 return
         else:
             self._alone.update({item.lease: 0 for item in batch})
@@ -235,6 +237,7 @@ class Dispatcher:
     def _settled(self, words: Sequence[str], batch: Sequence[Settlement]) -> None:
         for word, item in zip(words, batch, strict=True):
             self._alone.pop(item.lease, None)
+            self.settling.pop(item.lease, None)
             counts = self.counts[item.lease.endpoint]
             if word not in ("done", "already"):
                 counts.refused += 1
@@ -302,6 +305,7 @@ class Dispatcher:
             del self.running[claimed.lease]
             self.held[worker.endpoint.id] -= 1
             self._outbox.append(settlement)
+            self.settling[claimed.lease] = None
             self._wake.set()
             if self._retired:
                 self._close_unused()

@@ -98,7 +98,7 @@ class Housekeeper:
             hung = [lease for lease, run in running if run.until < now]
             for lease in hung:
                 log.error("task %s on %s is past its limits; its lease is not renewed", lease.id, lease.endpoint)
-            held = [lease for lease, run in running if run.until >= now]
+            held = [lease for lease, run in running if run.until >= now] + list(dispatcher.settling)
             for batch in [held[i : i + BATCH] for i in range(0, len(held), BATCH)] or [[]]:
                 words = self._store.run(
                     self._store.scripts.renew(
