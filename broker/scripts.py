@@ -86,7 +86,7 @@ def _words(reply: Any) -> list[Any]:
 
 
 class Words(list[Any]):
-    """A word a task, and `events` of breakers: "opened <endpoint> <cooldown ms>" or "closed <endpoint>"."""
+    """A word a task, and `events` of breakers: "opened <endpoint> <cooldown ms> <reason>", "closed <endpoint>"."""
 
     events: tuple[str, ...] = ()
 

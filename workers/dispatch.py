@@ -287,6 +287,7 @@ class Dispatcher:
                 self._outbox.append(Release(claimed.lease))
                 self._wake.set()
                 continue
+            log.debug("task %s: given to %s", claimed.lease.id, claimed.lease.endpoint)
             task = asyncio.create_task(self._attempt(worker, claimed))
             self.held[claimed.lease.endpoint] += 1
             self.running[claimed.lease] = Running(claimed, task, now + worker.limit(claimed) + GRACE_S, worker)
@@ -345,8 +346,8 @@ class Dispatcher:
 def _tell(events: Sequence[str]) -> None:
     """What became of breakers, for the log."""
     for event in events:
-        what, endpoint, *rest = event.split(" ")
+        what, endpoint, *rest = event.split(" ", 3)
         if what == "opened":
-            log.error("endpoint %s: breaker opened for %.0f s", endpoint, int(rest[0]) / 1000)
+            log.error("endpoint %s: breaker opened for %.1f s: %s", endpoint, int(rest[0]) / 1000, rest[1])
         else:
             log.info("endpoint %s: breaker closed", endpoint)

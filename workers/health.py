@@ -42,8 +42,8 @@ class Checker:
         self._process = process
         self._dispatcher = dispatcher
         self._ways: dict[str, tuple[Endpoint, Adapter, Transport]] = {}
-        self._fails: dict[str, int] = {}
         self._under_way: set[str] = set()
+        self._warned: set[str] = set()  # endpoints that were down at their first check: said once, loudly
         self._tasks: set[asyncio.Task[None]] = set()
         dispatcher.on_stale = self._soon
 
@@ -93,10 +93,17 @@ class Checker:
     # One endpoint
 
     async def _check_if_due(self, endpoint: str) -> None:
-        backoff = BACKOFF[min(self._fails.get(endpoint, 0), len(BACKOFF) - 1)]
-        wait = self._pool.health.interval * backoff * random.uniform(1 - JITTER, 1 + JITTER)
-        if await self._takes_ticket(endpoint, "health", wait):
-            await self._check(endpoint)
+        health = self._pool.health
+        if not await self._takes_ticket(endpoint, "health", 2 * health.timeout + 1.0):
+            return
+        await self._check(endpoint)
+        # How long the ticket lasts depends on what was found, by all processes together.
+        key = self._store.keys.endpoint(self._pool.name, endpoint)
+        (fails,) = await self._store.pipelined([("HGET", key, "health_fails")])
+        backoff = BACKOFF[min(int(fails or 0), len(BACKOFF) - 1)]
+        wait = health.interval * backoff * random.uniform(1 - JITTER, 1 + JITTER)
+        ticket = self._store.keys.ticket(self._pool.name, f"health.{endpoint}")
+        await self._store.pipelined([("PEXPIRE", ticket, round(wait * 1000))])
 
     async def _takes_ticket(self, endpoint: str, duty: str, seconds: float) -> bool:
         ticket = self._store.scripts.ticket(self._pool.name, f"{duty}.{endpoint}", self._process, seconds=seconds)
@@ -112,10 +119,11 @@ class Checker:
         finally:
             self._under_way.discard(endpoint)
         ok = not detail
-        self._fails[endpoint] = 0 if ok else self._fails.get(endpoint, 0) + 1
         word = await self._store.run(self._store.scripts.health(self._pool.name, endpoint, ok, detail or "healthy"))
-        if word in ("failed", "down"):
-            level = logging.WARNING if word == "down" else logging.DEBUG
+        if not ok:
+            first = word == "down" and endpoint not in self._warned
+            self._warned.add(endpoint)
+            level = logging.WARNING if first else logging.DEBUG
             log.log(level, "endpoint %s: health check failed: %s; no tasks until one succeeds", endpoint, detail)
         elif word == "recovered":
             log.info("endpoint %s: healthy again", endpoint)

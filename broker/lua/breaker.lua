@@ -4,7 +4,7 @@
 -- Each change of state starts a new epoch; a lease carries the epoch it was given in, so that what was sent before
 -- the change neither extends nor closes the new state.
 
-local events = {} -- what people are told: "opened <endpoint> <cooldown ms>", "closed <endpoint>"
+local events = {} -- what people are told: "opened <endpoint> <cooldown ms> <reason>", "closed <endpoint>"
 
 local function epoch_of(lease) return tonumber(string.match(lease, '^%d+%.(%d+)%.')) or -1 end
 
@@ -20,7 +20,7 @@ local function open_breaker(endpoint, policy, now, again, reason)
   call('HDEL', key, 'rate_at', 'rate_n', 'rate_f', 'ramp', 'ramp_ok')
   call('HINCRBY', key, 'epoch', 1)
   call('HINCRBY', key, 'opened', 1)
-  events[#events + 1] = 'opened ' .. endpoint .. ' ' .. int(cooldown)
+  events[#events + 1] = 'opened ' .. endpoint .. ' ' .. int(cooldown) .. ' ' .. reason
 end
 
 local function close_breaker(endpoint)
@@ -95,17 +95,22 @@ local function breaker_result(endpoint, lease, verdict, now, reason, count)
     'minimum_volume')
   local fails = call('HINCRBY', key, 'fails', 1)
   if state == 'half_open' then
-    open_breaker(endpoint, policy, now, true, reason)
+    open_breaker(endpoint, policy, now, true, 'its probe failed: ' .. reason)
     return
   end
-  local window, too_many = tonumber(policy[4] or '') or 0, false
+  local window, too_many = tonumber(policy[4] or '') or 0, nil
   if window > 0 then
     local attempts, failures = count_rate(key, now, window, 1, 1)
-    too_many = attempts >= (tonumber(policy[6] or '') or 20)
-      and failures * 100 >= attempts * (tonumber(policy[5] or '') or 50)
+    if attempts >= (tonumber(policy[6] or '') or 20) and failures * 100 >= attempts * (tonumber(policy[5] or '') or 50) then
+      too_many = int(failures) .. ' of ' .. int(attempts) .. ' attempts failed; the last: ' .. reason
+    end
   end
-  if verdict == 'open' or too_many or fails >= (tonumber(policy[1] or '') or 5) then
+  if verdict == 'open' then
     open_breaker(endpoint, policy, now, false, reason)
+  elseif fails >= (tonumber(policy[1] or '') or 5) then
+    open_breaker(endpoint, policy, now, false, int(fails) .. ' failures in a row; the last: ' .. reason)
+  elseif too_many then
+    open_breaker(endpoint, policy, now, false, too_many)
   end
 end
 

@@ -29,6 +29,7 @@ def test_five_failures_in_a_row_open_the_breaker_for_everybody(verbs: Verbs) -> 
     assert verbs.endpoint("a", "state") == ""
     verbs.retry(leases[4], delay=600)
     assert (verbs.endpoint("a", "state"), verbs.events) == ("open", ["opened a 60000"])
+    assert verbs.endpoint("a", "reason").startswith("5 failures in a row; the last: ")
     assert [verbs.claim(process, a=10) for process in ("p1", "p2")] == [[], []]
     verbs.clock.advance(60_000)
     claimed = [*verbs.claim("p1", a=10), *verbs.claim("p2", a=10)]

@@ -56,7 +56,8 @@ def new(
 
 
 class Verbs:
-    """One pool of an empty Redis, with a clock of its own. `events`: what the settling verbs said of breakers."""
+    """One pool of an empty Redis, with a clock of its own. `events`: what the settling verbs said of breakers, but
+    for the reason."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -70,7 +71,7 @@ class Verbs:
 
     def settle(self, command: Command[Any]) -> list[str]:
         words = self.run(command)
-        self.events += getattr(words, "events", ())
+        self.events += [" ".join(event.split(" ")[:3]) for event in getattr(words, "events", ())]
         return list(words)
 
     def register(self, *rows: EndpointRow, **policies: int) -> list[str]:
