@@ -147,10 +147,10 @@ def test_a_stock_worker_runs_our_tasks_of_every_priority(redis_url: str) -> None
 
 def test_a_dependent_waits_until_its_producer_releases_it(tmp_path: Path, redis_url: str) -> None:
     queue = Queue("llm", connection=redis.Redis.from_url(redis_url), serializer=JSONSerializer)
+    first = queue.enqueue("workers.jobs.request", **CALL)
+    second = queue.enqueue("workers.jobs.request", **CALL, depends_on=first)
     with simulated_endpoints(1) as (endpoint,):
         with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}, 1):
-            first = queue.enqueue("workers.jobs.request", **CALL)
-            second = queue.enqueue("workers.jobs.request", **CALL, depends_on=first)
             until(lambda: first.get_status(refresh=True) == "finished", "the first is finished")
             assert second.get_status(refresh=True) == "deferred"
             queue.enqueue_dependents(first)
