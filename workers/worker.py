@@ -25,6 +25,7 @@ Settlement = Finish | Retry | Release | DeadLetter
 
 RESULT_SHARE: Final = 0.7  # of the result limit that the kept body of a failed answer may have
 MIN_ATTEMPT_S: Final = 0.001
+BREATH_S: Final = 0.05  # after a 429 without Retry-After, of an endpoint whose slots adapt
 
 log = logging.getLogger("headrace.worker")
 
@@ -110,8 +111,11 @@ class Worker:
         most = claimed.max_attempts or self.pool.retry.max_attempts
         decision = retry.decide(self.pool.retry, failure, attempt, most, left, self._rng)
         if isinstance(decision, retry.Release):
-            log.debug("task %s: %s asks for %.1f s of rest", claimed.lease.id, self.endpoint.id, decision.pause_s)
-            return Release(claimed.lease, decision.pause_s)
+            pause = decision.pause_s
+            if failure.retry_after is None and self.endpoint.max_concurrent == "auto":
+                pause = BREATH_S  # it is given fewer slots instead
+            log.debug("task %s: %s asks for %.2f s of rest", claimed.lease.id, self.endpoint.id, pause)
+            return Release(claimed.lease, pause)
         if isinstance(decision, retry.DeadLetter):
             return self._give_up(claimed, failure, decision.reason, now)
         level = logging.INFO if attempt == 1 else logging.DEBUG

@@ -185,3 +185,17 @@ def test_auto_finds_the_knee_and_follows_it(tmp_path: Path, redis_url: str) -> N
             endpoint.control(knee=16)
             until(lambda: 14 <= slots(running) <= 24, "and up again")
             broker.cancel("llm", [task.id for task in tasks])
+
+
+@pytest.mark.alone
+def test_auto_settles_below_what_an_endpoint_refuses(tmp_path: Path, redis_url: str) -> None:
+    """It answers 429, without Retry-After, to more than ten at a time."""
+    with simulated_endpoints(1, "--latency", "50ms", "--slots", "10") as (endpoint,), Broker(redis_url) as broker:
+        with adaptive(tmp_path, redis_url, endpoint) as running:
+            tasks = broker.enqueue_many("llm", [CHAT] * 20_000)
+            until(lambda: slots(running) in (9, 10) and field(running.store, "e0", "a_limit") == "11", "10 is found")
+            refused = endpoint.stats()["by_status"].get("429", 0)
+            until(lambda: endpoint.stats()["by_status"]["200"] > 3000, "it goes on")
+            assert slots(running) in (8, 9, 10)
+            assert endpoint.stats()["by_status"].get("429", 0) - refused <= 20
+            broker.cancel("llm", [task.id for task in tasks])
