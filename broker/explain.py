@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from broker.errors import UnknownTask
 from broker.flows import Flow, Plain, drive
-from broker.inspect import EndpointStatus, Plainly, as_fields, as_list, as_seconds, endpoint_states
+from broker.inspect import (
+    EndpointStatus,
+    Plainly,
+    as_fields,
+    as_list,
+    as_seconds,
+    endpoint_states,
+    process_names,
+    unattended,
+)
 from broker.keys import Keys
 from broker.task import PRIORITIES, check_task_id
 from broker.taskview import MOST_LISTED, reason_of, variant_of
@@ -91,19 +100,21 @@ def read(keys: Keys, task_id: str) -> Flow[tuple[float, Reading]]:
     own = keys.queue(pool, variant_of(row))
     higher = [keys.queue(pool, variant_of({**row, "x_pri": each})) for each in _above(priority)]
     now, endpoints = yield from endpoint_states(keys, pool)
-    place, length, due, lease, *before = yield Plain(
+    place, length, due, lease, waiters, leases, *before = yield Plain(
         [
             ("LPOS", own, task_id, "MAXLEN", MOST_LISTED),
             ("LLEN", own),
             ("ZSCORE", keys.registry("scheduled", pool), task_id),
             ("ZSCORE", keys.slots(pool, row.get("x_ep", "")), task_id),
+            ("HKEYS", keys.waiting(pool)),
+            ("ZRANGE", keys.registry("wip", pool), 0, -1),
             *(("LLEN", name) for name in higher),
         ]
     )
     return now, Reading(
         id=task_id,
         row=row,
-        endpoints=endpoints,
+        endpoints=endpoints if process_names(waiters, leases) else unattended(endpoints),
         place=None if place is None else place + 1,
         length=length,
         before=sum(before),

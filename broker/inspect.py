@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -142,10 +142,10 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
         ]
     )
     waiting, oldest = yield from _waiting(keys, pool, ["", *(as_text(variant) for variant in variants)])
-    names = {as_text(name) for name in waiters} | {_process_of(as_text(lease)) for lease in leases} - {""}
+    names = process_names(waiters, leases)
     fields = as_fields(record)
     if not names:
-        endpoints = tuple(_unattended(endpoint) for endpoint in endpoints)
+        endpoints = unattended(endpoints)
     return PoolStatus(
         pool=pool,
         waiting=waiting,
@@ -234,8 +234,17 @@ def _endpoint(endpoint: str, row: Mapping[str, str], in_flight: int, now: float)
     )
 
 
-def _unattended(endpoint: EndpointStatus) -> EndpointStatus:
-    """No process waits for tasks or runs one: whatever else is true of the endpoint, nobody sends to it."""
+def process_names(waiters: Iterable[Any], leases: Iterable[Any]) -> set[str]:
+    """Processes that wait for tasks of a pool (fields of `Keys.waiting`) or run some (its registry `wip`)."""
+    return ({as_text(name) for name in waiters} | {_process_of(as_text(lease)) for lease in leases}) - {""}
+
+
+def unattended(endpoints: Iterable[EndpointStatus]) -> tuple[EndpointStatus, ...]:
+    """No process waits for tasks or runs one: whatever else is true of the endpoints, nobody sends to them."""
+    return tuple(map(_absent, endpoints))
+
+
+def _absent(endpoint: EndpointStatus) -> EndpointStatus:
     more_lasting = STATES.index(endpoint.state) <= STATES.index("absent")
     return endpoint if more_lasting else dataclasses.replace(endpoint, state="absent")
 

@@ -74,14 +74,22 @@ def add_endpoint(
     return "changed" if endpoint.id in earlier else "added"
 
 
+def was_added(store: Store, pool: str, endpoint_id: str) -> bool:
+    """Whether it was added at run time and not removed; the configuration may have that id as well."""
+    key = registered_key(store.keys, pool)
+    return bool(store.raw(lambda client: client.hexists(key, endpoint_id)))
+
+
 def remove_endpoint(store: Store, pool: str, endpoint_id: str, where: str = "") -> None:
     """It gets no further task, finishes what runs, and is gone. Only what was added at run time can be removed.
+
+    An endpoint of the configuration with the same id stays as it is.
 
     where  the place of the configuration that has this id, `headrace.yaml:7`; "" if it has none
     Raises ConfigError for any other endpoint.
     """
     key = registered_key(store.keys, pool)
-    if not store.raw(lambda client: client.hexists(key, endpoint_id)):
+    if not was_added(store, pool, endpoint_id):
         known, prefix = store.keys.endpoint(pool, endpoint_id), f"pool {pool}"
         if where or store.raw(lambda client: client.exists(known)):
             message = f"endpoint {endpoint_id!r} comes from a configuration file: remove it there, or drain it"

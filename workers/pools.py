@@ -9,10 +9,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from broker import inspect
 from broker.configmodel import Config, Pool
 from broker.errors import BrokerError
 from broker.registered import registered, with_registered
@@ -87,6 +88,7 @@ class Pools:
             self._due |= set(self._served)
             try:
                 self._register()
+                self._warn_of_waiting(pool.name for pool in left)
             except BrokerError as error:
                 log.warning("the new rules wait for Redis: %s", error)
 
@@ -146,6 +148,13 @@ class Pools:
                 self._due.add(pool.name)
             elif not pool.endpoints:
                 del self._served[pool.name]
+
+    def _warn_of_waiting(self, pools: Iterable[str]) -> None:
+        for name in pools:
+            found = inspect.status(self._store, name)
+            if count := found.backlog + found.delayed:
+                tasks = "1 task waits" if count == 1 else f"{count} tasks wait"
+                log.warning("%s in pool %s; nobody serves it now, unless another worker does", tasks, name)
 
     def _forget_checks(self) -> None:
         """Another server at an endpoint's address is checked anew, at once."""

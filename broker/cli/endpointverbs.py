@@ -14,7 +14,7 @@ from broker.cli.inspect import pools_of
 from broker.cli.settings import load, meant, redis_of
 from broker.config import Config
 from broker.errors import UsageError
-from broker.registered import add_endpoint, remove_endpoint
+from broker.registered import add_endpoint, remove_endpoint, was_added
 from broker.scripts import Command
 from broker.store import Store
 
@@ -94,7 +94,7 @@ def endpoint_add(args: argparse.Namespace) -> int:
     }  # fmt: skip
 
     def work(store: Store, catalog: Catalog) -> int:
-        pool = _one_pool(_pools(store, catalog, args.pool))
+        pool = _one_pool(catalog, _pools(store, catalog, args.pool))
         endpoint = new_endpoint(pool, values, "command line")
         word = add_endpoint(store, pool, endpoint, catalog.config)
         return _told(args, store, catalog, pool, endpoint.id, "there already" if word == "same" else word)
@@ -108,11 +108,13 @@ def endpoint_remove(args: argparse.Namespace) -> int:
     def work(store: Store, catalog: Catalog) -> int:
         pool = _pool_with(store, catalog, args.id, args.pool)
         place = catalog.place(pool, args.id)
-        if place:
+        if place and not was_added(store, pool, args.id):
             raise UsageError(f"endpoint {args.id!r} is in {place}: remove it there, or drain it")
         remove_endpoint(store, pool, args.id)
         if args.json:
             screen.print_json({"id": args.id, "removed": True})
+        elif place:
+            sys.stdout.write(f"{args.id} of pool {pool}: the added one is removed; that of {place} stays\n")
         else:
             sys.stdout.write(f"{args.id} of pool {pool}: removed; what runs on it finishes\n")
         return 0
@@ -150,7 +152,9 @@ def _pools(store: Store, catalog: Catalog, named: str | None) -> list[str]:
     return [named] if named is not None else catalog.pools(store)
 
 
-def _one_pool(pools: list[str]) -> str:
+def _one_pool(catalog: Catalog, pools: list[str]) -> str:
+    """The only one, or the only one that the configuration has: others may be left over in Redis. Raises UsageError."""
+    pools = [pool for pool in pools if pool in catalog.config.pools] or pools
     if len(pools) != 1:
         raise UsageError(f"which pool? name one with --pool: {', '.join(pools)}" if pools else "there is no pool yet")
     return pools[0]
@@ -164,7 +168,7 @@ def _pool_with(store: Store, catalog: Catalog, endpoint: str, named: str | None)
             ids.setdefault(row["id"], []).append(pool)
     if endpoint not in ids:
         raise UsageError(f"endpoint {endpoint!r}: no pool has it{meant(endpoint, sorted(ids))}")
-    return _one_pool(ids[endpoint])
+    return _one_pool(catalog, ids[endpoint])
 
 
 def _labels(words: list[str]) -> dict[str, str]:

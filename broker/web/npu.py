@@ -28,7 +28,7 @@ def npu_stats(api: Api, asked: Asked) -> Any:
     served, run_time = sum(each.served for each in pool.endpoints), sum(each.run_time for each in pool.endpoints)
     return {
         "total_workers": len(rows),
-        "healthy_workers": sum(_healthy(row) and row["enabled"] and row["breaker"] != "open" for row in rows),
+        "healthy_workers": sum(_healthy(row) and row["breaker"] != "open" for row in rows),
         "total_tasks_processed": processed,
         "active_tasks": pool.running,
         "avg_task_duration_ms": round(run_time * 1000 / served, 3) if served else 0.0,
@@ -72,8 +72,8 @@ async def npu_reload(api: Api, asked: Asked) -> Any:
 
 
 def _healthy(row: dict[str, Any]) -> bool:
-    """Until a check fails an endpoint counts as healthy, as it always did on these routes."""
-    return row["healthy"] is not False
+    """Until a check fails an enabled endpoint counts as healthy, as it always did on these routes."""
+    return bool(row["enabled"]) and row["healthy"] is not False
 
 
 def _read(api: Api) -> tuple[PoolStatus, list[dict[str, Any]]]:

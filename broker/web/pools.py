@@ -90,15 +90,14 @@ def add_endpoint(api: Api, asked: Asked) -> Any:
 
 def remove_endpoint(api: Api, asked: Asked) -> Any:
     pool, endpoint = api.pool(asked), asked.path["endpoint"]
-    known = api.catalog.endpoints(api.store, pool)
-    source = known[endpoint][1] if endpoint in known else ""
-    if source == "file":
-        place = api.catalog.place(pool, endpoint)
-        raise ApiError(409, "in_file", f"endpoint {endpoint!r} is in {place}: remove it there, or drain it")
-    if not source:
+    place = api.catalog.place(pool, endpoint)
+    if not registered.was_added(api.store, pool, endpoint):
+        if place:
+            raise ApiError(409, "in_file", f"endpoint {endpoint!r} is in {place}: remove it there, or drain it")
         raise _unknown_endpoint(pool, endpoint)
     registered.remove_endpoint(api.store, pool, endpoint)
-    log.info("pool %s: endpoint %s, added at run time, is removed", pool, endpoint)
+    stays = f"; that of {place} stays" if place else ""
+    log.info("pool %s: endpoint %s, added at run time, is removed%s", pool, endpoint, stays)
     return {"id": endpoint, "removed": True}
 
 

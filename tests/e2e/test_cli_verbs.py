@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from broker.store import Store
 from tests.support.commands import headrace, one_line, read_until, started, until
 from tests.support.endpoints import SimulatedEndpoint, simulated_endpoints
 from workers.simulate.answers import answer_text
@@ -125,6 +126,26 @@ def test_status_and_endpoints(served: Place) -> None:
     assert "pool llm: 0 waiting" in text
     assert "ready" in text
     served.run("status", "--pool", "lmm", code=2)
+
+
+def test_an_added_endpoint_that_the_file_has_too_can_be_removed(place: Place) -> None:
+    """And a pool that only Redis knows does not make the file's only one ambiguous."""
+    file = place.folder / "headrace.yaml"
+    config = yaml.safe_load(file.read_text())
+    store = Store(config["redis"]["url"])
+    store.run(store.scripts.register("zz", {}, [("old", 5, 1, True, ())]))
+    store.close()
+    assert place.run("endpoint", "add", "http://127.0.0.1:9", "--id", "late") == "late of pool llm: added\n"
+    config["pools"]["llm"]["endpoints"].append({"id": "late", "url": "http://127.0.0.1:10"})
+    file.write_text(yaml.safe_dump(config))
+    told = place.run("endpoint", "remove", "late")
+    assert told.startswith("late of pool llm: the added one is removed; that of headrace.yaml:")
+    assert told.endswith(" stays\n")
+    refused = headrace("endpoint", "remove", "late", "-c", "headrace.yaml", cwd=place.folder)
+    assert (refused.returncode, "remove it there, or drain it" in one_line(refused)) == (2, True)
+    config["pools"]["llm"]["endpoints"].pop()
+    file.write_text(yaml.safe_dump(config))
+    assert [each["id"] for each in place.json("endpoint", "list", "--pool", "llm")["llm"]] == ["e0", "e1"]
 
 
 def test_tasks_wait_for_workers(place: Place) -> None:

@@ -183,8 +183,11 @@ def test_pools_come_and_go(tmp_path: Path, redis_url: str) -> None:
             write(running, {"llm": llm, "npu": npu})
             logged(running, "pool npu added with n0")
             assert done(broker.enqueue_many("npu", [CHAT] * 3)) == {"ok": 3}
+            picky = broker.enqueue("llm", CHAT, requires=["vision"])
             write(running, {"npu": npu})
+            logged(running, "1 task waits in pool llm; nobody serves it")
             logged(running, "pool llm removed")
+            assert picky.cancel()
             waits = broker.enqueue("llm", CHAT)
             assert done(broker.enqueue_many("npu", [CHAT] * 3)) == {"ok": 3}
             assert waits.status() == "queued"

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from broker import Broker
-from broker.config import Config, load_config
-from broker.registered import registered
+from broker.config import Config, Endpoint, load_config
+from broker.registered import add_endpoint, registered
 from broker.store import Store
 from broker.web.app import OPERATIONS
 from tests.support.api import FILE, POOL, TOKEN, api_server, ask, fail, good, in_use, refused, rows, until
@@ -164,6 +164,15 @@ def test_an_endpoint_comes_and_goes_at_run_time(api: httpx.Client, store: Store)
     refused(api.delete(f"{at}/vm3"), 404, "unknown_endpoint")
     message = refused(api.delete(f"{at}/vm1"), 409, "in_file")
     assert re.search(r"headrace\.yaml:\d+: remove it there, or drain it", message)
+
+
+def test_an_added_endpoint_that_the_file_has_too_can_be_removed(api: httpx.Client, store: Store) -> None:
+    at = f"/api/pools/{POOL}/endpoints"
+    store.run(store.scripts.register(POOL, {}, rows()))
+    add_endpoint(store, POOL, Endpoint("vm1", "http://127.0.0.1:9003"))
+    assert good(api.delete(f"{at}/vm1")) == {"id": "vm1", "removed": True}
+    assert registered(store, POOL) == ()
+    refused(api.delete(f"{at}/vm1"), 409, "in_file")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_the_routes_of_an_npu_pool(api: httpx.Client, broker: Broker, store: Sto
         "id": "vm1", "url": "http://127.0.0.1:9001", "priority": 10, "enabled": True, "healthy": True,
         "circuit_state": "CLOSED", "active_tasks": 1, "total_requests": 3, "failures": 2,
     }  # fmt: skip
-    assert (vm2["enabled"], vm2["last_health_check"]) == (False, None)
+    assert (vm2["enabled"], vm2["healthy"], vm2["last_health_check"]) == (False, False, None)
 
 
 def test_the_average_duration_is_that_of_the_served(api: httpx.Client, broker: Broker, store: Store) -> None:

@@ -11,7 +11,7 @@ from broker import Broker, Request, UnknownTask, admin
 from broker.errors import InvalidTask
 from broker.scripts import Retry, Verdict
 from broker.store import Store
-from tests.support.player import claim, echo, refuse, settle
+from tests.support.player import claim, echo, listen, refuse, settle
 
 POOL = "llm"
 
@@ -56,6 +56,7 @@ def test_behind_busy_slots(broker: Broker, store: Store) -> None:
     assert running.summary.startswith("running on vm1 for ")
     settle(store, POOL, [echo(each) for each in claimed])
     assert admin.task_explain(store, urgent.id).state == "ok"
+    listen(store, POOL)
     assert admin.task_explain(store, tasks[1].id).summary.endswith("vm1 has a free slot: it is about to start")
 
 
@@ -113,6 +114,15 @@ def test_a_delayed_a_dead_and_a_canceled_task(broker: Broker, store: Store) -> N
 def test_without_workers(broker: Broker, store: Store) -> None:
     task = broker.enqueue(POOL, ask())
     assert "no endpoint is registered for pool 'llm'" in admin.task_explain(store, task.id).summary
+
+
+def test_when_the_last_worker_has_gone(broker: Broker, store: Store) -> None:
+    register(store, ("vm1", 4, ()))
+    listen(store, POOL)
+    task = broker.enqueue(POOL, ask())
+    assert "it is about to start" in admin.task_explain(store, task.id).summary
+    store.run(store.scripts.leave(POOL, "listener"))
+    assert "vm1 has no worker process listening (last " in admin.task_explain(store, task.id).summary
 
 
 def test_no_such_task(store: Store) -> None:
