@@ -16,9 +16,9 @@ from broker import core
 from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
 from broker.core import Core
 from broker.errors import BrokerError, BrokerUnavailable, QueueFull, ResultTimeout, TaskFailed
-from broker.flows import Await, Flow, Pop, Pull, Sleep, Step, run_step_async
+from broker.flows import Ask, Await, Flow, Pop, Pull, Sleep, Step, run_step_async
 from broker.mailbox import AsyncMailbox, AsyncTicket, mailbox_name
-from broker.mapping import GATHER_S, MapCall, Refused
+from broker.mapping import GATHER_S, Fallback, MapCall, Refused
 from broker.producer import Item, check_timeout, make_options
 from broker.store import AsyncStore, masked
 from broker.task import Priority, Result, Work, check_pool, check_task_id
@@ -174,8 +174,12 @@ class AsyncBroker:
         timeout: float | None = None,
         raise_on_failure: bool = False,
         on_refused: Refused | None = None,
+        fallback: Fallback | None = None,
     ) -> AsyncIterator[Result]:
-        """As `Broker.map`. `works` may be asynchronous; while the next one is awaited, no result is handed on."""
+        """As `Broker.map`. `works` may be asynchronous; while the next one is awaited, no result is handed on.
+
+        What `fallback` returns is awaited if it can be.
+        """
         link = await self._connected()
         call = MapCall(
             link.core,
@@ -186,6 +190,7 @@ class AsyncBroker:
             timeout=check_timeout(timeout),
             raise_on_failure=raise_on_failure,
             on_refused=on_refused,
+            fallback=fallback,
         )
         flow, reply, error = call.flow(), None, None
         source = aiter(works) if isinstance(works, AsyncIterable) else iter(works)
@@ -201,6 +206,10 @@ class AsyncBroker:
                     continue
                 if isinstance(step, Pull):
                     reply = await _pull(source, step)
+                    continue
+                if isinstance(step, Ask):
+                    value = step.function(step.argument)
+                    reply = await value if inspect.isawaitable(value) else value
                     continue
                 try:
                     reply = await self._perform(link, step, LONG_PATIENCE)

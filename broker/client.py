@@ -16,9 +16,9 @@ from broker.asyncclient import AsyncBroker, AsyncTask
 from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
 from broker.core import Core
 from broker.errors import BrokerError, BrokerUnavailable, QueueFull, ResultTimeout, TaskFailed
-from broker.flows import Await, Flow, Pop, Pull, Sleep, Step, run_step
+from broker.flows import Ask, Await, Flow, Pop, Pull, Sleep, Step, run_step
 from broker.mailbox import Mailbox, Ticket, mailbox_name
-from broker.mapping import GATHER_S, MapCall, Refused
+from broker.mapping import GATHER_S, Fallback, MapCall, Refused
 from broker.producer import Item, check_timeout, make_options
 from broker.store import Store, masked
 from broker.task import Priority, Result, Work, check_pool, check_task_id
@@ -201,6 +201,7 @@ class Broker:
         timeout: float | None = None,
         raise_on_failure: bool = False,
         on_refused: Refused | None = None,
+        fallback: Fallback | None = None,
     ) -> Iterator[Result]:
         """Results as they come (`ordered`: in the order of the works), for any number of works in flat memory.
 
@@ -208,6 +209,9 @@ class Broker:
         timeout     seconds without a result until ResultTimeout; None waits
         on_refused  called with the work (or pair) and its error, which then has no result; without it the error
                     (InvalidTask, IdempotencyConflict) ends the call
+        fallback    called with each work that got no success: its task failed, or no endpoint of the pool can take
+                    tasks, which is looked at after 5 s without news (what is outstanding is canceled first). What it
+                    returns becomes `json()` of the result (bytes: `body`), whose `endpoint` is ""
 
         A full pool is waited for. What Redis lost is sent again. Ending early, for whatever reason, cancels nothing.
         """
@@ -220,6 +224,7 @@ class Broker:
             timeout=check_timeout(timeout),
             raise_on_failure=raise_on_failure,
             on_refused=on_refused,
+            fallback=fallback,
         )
         return self._map(call, iter(works))
 
@@ -313,6 +318,8 @@ class Broker:
                     yield step
                 elif isinstance(step, Pull):
                     reply = _pull(source, step.most)
+                elif isinstance(step, Ask):
+                    reply = step.function(step.argument)
                 else:
                     try:
                         reply = self._perform(link, step, LONG_PATIENCE)

@@ -6,7 +6,7 @@ and repeated tries. Every step of every flow may be repeated after a lost reply.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -67,7 +67,15 @@ class Pull:
     most: int
 
 
-Step = Call | Plain | Pop | Await | Sleep | Pull
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Calls the caller's function, and under asyncio awaits what can be awaited. Reply: its value."""
+
+    function: Callable[[Any], Any]
+    argument: Any
+
+
+Step = Call | Plain | Pop | Await | Sleep | Pull | Ask
 Flow = Generator[Step, Reply, T]
 
 

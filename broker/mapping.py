@@ -14,13 +14,14 @@ from itertools import count, takewhile
 from typing import Any, Final
 
 from broker import producer
-from broker.core import SILENCE, Core, failure, stock_result
+from broker.core import SILENCE, Core, failure, fallback_result, stock_result
 from broker.errors import InvalidTask, QueueFull, ResultTimeout, TaskError, UnknownTask, UsageError
-from broker.flows import Call, Flow, Plain, Pop, Pull, Sleep, Step, in_batches
+from broker.flows import Ask, Call, Flow, Plain, Pop, Pull, Sleep, Step, in_batches
+from broker.inspect import why_down
 from broker.outcome import FIELDS, read_result
 from broker.producer import Item, PoolLimits
 from broker.scripts import BATCH, ENQUEUE_BATCH, Enqueued, NewTask
-from broker.task import Result
+from broker.task import Result, Work
 
 FETCH: Final = 100  # results read in one round trip; each may be as large as the pool's result limit
 LOOK_AT: Final = 2000  # most tasks looked at after a silence
@@ -28,6 +29,7 @@ GATHER_S: Final = 0.05  # seconds for which a driver lets a slow source fill a b
 FULL_PAUSE: Final = 0.25  # seconds until a full pool is tried again
 
 Refused = Callable[[Item, TaskError], object]
+Fallback = Callable[[Work], Any]
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _Job:
     item: Item | None
     positions: list[int]
     sent_again: bool = False
+    given_up: bool = False  # canceled for its fallback
 
 
 class MapCall:
@@ -54,18 +57,20 @@ class MapCall:
         timeout: float | None,
         raise_on_failure: bool,
         on_refused: Refused | None,
+        fallback: Fallback | None = None,
     ) -> None:
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise UsageError(f"window {window!r}: must be a whole number of tasks, 1 or more")
         self._core, self._scripts, self._keys = core, core.scripts, core.keys
         self._pool, self._reply = pool, reply
         self._window, self._ordered, self._timeout = window, ordered, timeout
-        self._raise, self._on_refused = raise_on_failure, on_refused
+        self._raise, self._on_refused, self._fallback = raise_on_failure, on_refused, fallback
         self._limits = PoolLimits()
         self._open: dict[str, _Job] = {}
         self._unsent: deque[_Job] = deque()
         self._arrived: deque[str] = deque()  # ids whose outcome stands in Redis
         self._held: dict[int, Result | None] = {}  # by input: done (None: refused) and not handed on
+        self._works: dict[int, Work] = {}  # by input: what a fallback may be asked about
         self._next_in = self._next_out = 0
         self._exhausted = self._full = False
         self._inside = 0  # inputs taken and not handed on
@@ -78,13 +83,19 @@ class MapCall:
     def flow(self) -> Generator[Step | Result, Any, None]:
         """Fills up before it hands on, so that endpoints have work while the caller has results."""
         self._limits = yield from self._core.limits(self._pool)
-        results: list[Result] = []
+        results: list[tuple[Result, Work | None]] = []
         while True:
             yield from self._fill()
-            for result in results:
-                if self._raise and not result.ok:
+            for result, work in results:
+                if result.ok:
+                    yield result
+                elif self._fallback is not None:  # one by one: it may take long
+                    value = yield Ask(self._fallback, work)
+                    yield fallback_result(result.task_id, value)
+                elif self._raise:
                     raise failure(result)
-                yield result
+                else:
+                    yield result
                 self._handed = time.monotonic()
             if self._exhausted and not self._inside:
                 return
@@ -116,6 +127,8 @@ class MapCall:
                 self._refuse(item, error, [position])
             else:
                 self._unsent.append(_Job(task, item, [position]))
+                if self._fallback is not None:
+                    self._works[position], _ = producer.unpack(item)
 
     def _refuse(self, item: Item | None, error: TaskError, positions: Sequence[int]) -> None:
         if self._on_refused is None or item is None:
@@ -158,7 +171,7 @@ class MapCall:
 
     # Out
 
-    def _collect(self) -> Flow[list[Result]]:
+    def _collect(self) -> Flow[list[tuple[Result, Work | None]]]:
         """What has come, in the order of hand-over; empty after a pause in which nothing came."""
         if not self._arrived:
             yield from self._listen()
@@ -171,6 +184,8 @@ class MapCall:
                 if values[1] is None:
                     result = yield from stock_result(self._keys, result)
                 self._held.update(dict.fromkeys(self._open.pop(task_id).positions, result))
+            elif values[0] is None and self._open[task_id].given_up:
+                self._give_up(self._open.pop(task_id))
             elif values[0] is None:
                 self._send_again(task_id)
         return self._release()
@@ -179,6 +194,11 @@ class MapCall:
         if not self._open:
             if self._full:
                 yield Sleep(FULL_PAUSE)
+                if time.monotonic() - self._news >= SILENCE:
+                    yield from self._give_up_if_down()
+                    self._news = time.monotonic()
+                    if not self._unsent:
+                        return
             self._check_time()
             return
         slow_source = not self._exhausted and not self._full and self._inside < self._window
@@ -192,6 +212,7 @@ class MapCall:
             self._news = now
         elif now - self._news >= SILENCE:
             yield from self._look_at(list(self._open)[:LOOK_AT])
+            yield from self._give_up_if_down()
             self._news = time.monotonic()
         if not self._arrived:
             self._check_time()
@@ -213,14 +234,29 @@ class MapCall:
                 else:  # to the end of the line, so that each gets its turn
                     self._open[task_id] = self._open.pop(task_id)
 
-    def _release(self) -> list[Result]:
-        """Takes from `_held` what may be handed on now."""
+    def _give_up_if_down(self) -> Flow[None]:
+        """Leaves everything to the fallback if no endpoint can take tasks; what is ok by now stays so."""
+        if self._fallback is None or not (yield from why_down(self._keys, self._pool)):
+            return
+        yield from self._core.cancel(self._pool, list(self._open))
+        for job in self._open.values():
+            job.given_up = True
+        self._arrived.extend(self._open)
+        while self._unsent:  # the pool is full
+            self._give_up(self._unsent.popleft())
+
+    def _give_up(self, job: _Job) -> None:
+        self._held.update(dict.fromkeys(job.positions, Result(job.task.id, "canceled")))
+
+    def _release(self) -> list[tuple[Result, Work | None]]:
+        """Takes from `_held` what may be handed on now, each with its work if there is a fallback."""
         ready = list(self._held)
         if self._ordered:
             ready = list(takewhile(self._held.__contains__, count(self._next_out)))
             self._next_out += len(ready)
         self._inside -= len(ready)
-        return [result for position in ready if (result := self._held.pop(position)) is not None]
+        taken = [(self._held.pop(position), self._works.pop(position, None)) for position in ready]
+        return [(result, work) for result, work in taken if result is not None]
 
     def _send_again(self, task_id: str) -> None:
         """Redis lost it: a crash may cost what it acknowledged in its last seconds."""

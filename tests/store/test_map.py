@@ -7,6 +7,7 @@ import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from broker.core import SILENCE
 from broker.errors import UsageError
 from broker.scripts import Claimed
 from broker.store import Store
+from broker.task import Work
 from tests.support.player import Settle, claim, echo, refuse, register, serve, serving, settle
 
 POOL = "llm"
@@ -218,6 +220,149 @@ def test_memory_stays_flat_over_a_long_map(redis_url: str, broker: Broker) -> No
     assert counts[1] < counts[0] * 1.05 + 1000
 
 
+# fallback
+
+
+def on_cpu(work: Work) -> dict[str, Any]:
+    assert isinstance(work, Request)
+    return {"n": work.json["n"], "by": "cpu"}
+
+
+def open_breaker(store: Store) -> None:
+    register(store, POOL)
+    until = int(time.time() + 90) * 1000
+    store.pipelined([("HSET", store.keys.endpoint(POOL, "vm1"), "state", "open", "until", until)])
+
+
+def canceled(store: Store) -> int:
+    return int(store.pipelined([("HGET", store.keys.pool(POOL), "n_canceled")])[0] or 0)
+
+
+def refuse_fives(claimed: Claimed) -> Settle:
+    settled = echo(claimed)
+    return refuse(claimed) if json.loads(settled.body)["n"] % 5 == 0 else settled
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_fallback_stands_in_for_failed_works(redis_url: str, broker: Broker, ordered: bool) -> None:
+    works = [ask(n) if n % 2 else (ask(n), TaskOptions(priority="high")) for n in range(30)]
+    with serving(redis_url, POOL, refuse_fives):
+        results = list(broker.map(POOL, works, window=7, ordered=ordered, fallback=on_cpu, raise_on_failure=True))
+    found = [result.json()["n"] for result in results]
+    assert (found if ordered else sorted(found)) == list(range(30))
+    for result in results:
+        by_cpu = result.json()["n"] % 5 == 0
+        assert (result.outcome, result.endpoint) == ("ok", "" if by_cpu else "vm1")
+        assert result.json().get("by") == ("cpu" if by_cpu else None)
+
+
+def test_a_fallback_may_give_bytes_or_fail(redis_url: str, broker: Broker, store: Store) -> None:
+    def fail(work: Work) -> None:
+        raise ZeroDivisionError
+
+    with serving(redis_url, POOL, refuse):
+        assert [result.body for result in broker.map(POOL, [ask()], fallback=lambda work: b"raw")] == [b"raw"]
+        with pytest.raises(ZeroDivisionError):
+            list(broker.map(POOL, [ask()], fallback=fail))
+    assert store.pipelined([("KEYS", "*:reply:*")]) == [[]]
+
+
+@pytest.mark.parametrize("prepare", [open_breaker, lambda store: None], ids=["breaker open", "no endpoint"])
+def test_a_fallback_when_no_endpoint_can_take_tasks(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store, prepare: Callable[[Store], None]
+) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.2)
+    prepare(store)
+    works: list[Any] = [
+        *[ask(n) for n in range(250)],
+        (ask(250), TaskOptions(delay=60)),
+        (ask(251), TaskOptions(id="mine")),
+    ]
+    results = list(broker.map(POOL, works, window=130, ordered=True, timeout=8, fallback=on_cpu))
+    assert [result.json() for result in results] == [{"n": n, "by": "cpu"} for n in range(252)]
+    assert {(result.outcome, result.endpoint) for result in results} == {("ok", "")}
+    assert results[-1].task_id == "mine"
+    assert canceled(store) == 252, "they must not run beside their fallbacks"
+
+
+def test_a_fallback_when_the_pool_is_full_and_down(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store
+) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.2)
+    open_breaker(store)
+    register(store, POOL, max_depth=1)
+    other = broker.enqueue(POOL, ask("another's"))
+    results = broker.map(POOL, [ask(n) for n in range(5)], window=2, timeout=8, fallback=on_cpu)
+    assert sorted(numbers(results)) == list(range(5))
+    assert (other.status(), canceled(store)) == ("queued", 0)
+
+
+def test_no_fallback_while_an_endpoint_can_take_tasks(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store
+) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.1)
+    register(store, POOL)
+    player = threading.Timer(0.6, lambda: serve(store, POOL))
+    player.start()
+    (result,) = broker.map(POOL, [ask(1)], timeout=8, fallback=on_cpu)
+    player.join(10)
+    assert (result.endpoint, canceled(store)) == ("vm1", 0)
+
+
+def test_without_a_fallback_a_map_waits_for_an_endpoint(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, store: Store
+) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.1)
+    open_breaker(store)
+    with pytest.raises(ResultTimeout, match="2 tasks go on"):
+        list(broker.map(POOL, [ask(1), ask(2)], timeout=0.5))
+    assert canceled(store) == 0
+
+
+def test_a_fallback_keeps_the_works_of_its_window_only(redis_url: str, broker: Broker) -> None:
+    alive = most = 0
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    class Kept(Request):
+        """Can be referred to weakly."""
+
+    def works() -> Iterator[Request]:
+        nonlocal alive
+        for n in range(2000):
+            work = Kept("POST", "/v1/chat/completions", json={"n": n})
+            weakref.finalize(work, gone)
+            alive += 1
+            yield work
+
+    with serving(redis_url, POOL, refuse_fives):
+        for _ in broker.map(POOL, works(), window=50, fallback=on_cpu):
+            most = max(most, alive)
+    assert 50 <= most <= 110, "what is in Redis, and what was fetched and is being handed on"
+
+
+def test_async_map_with_a_fallback(monkeypatch: pytest.MonkeyPatch, redis_url: str, store: Store) -> None:
+    monkeypatch.setattr("broker.mapping.SILENCE", 0.2)
+
+    async def later(work: Work) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return on_cpu(work)
+
+    async def use(broker: AsyncBroker) -> None:
+        with serving(redis_url, POOL, refuse_fives):
+            works = [ask(n) for n in range(20)]
+            found = [result async for result in broker.map(POOL, works, ordered=True, fallback=later)]
+        assert [result.json()["n"] for result in found] == list(range(20))
+        assert [n for n, result in enumerate(found) if not result.endpoint] == [0, 5, 10, 15]
+        open_breaker(store)
+        found = [result async for result in broker.map(POOL, works, timeout=8, fallback=on_cpu)]
+        assert sorted(result.json()["n"] for result in found) == list(range(20))
+        assert {result.json()["by"] for result in found} == {"cpu"}
+        assert canceled(store) == 20
+
+    run_async(redis_url, use)
 
 
 def test_async_map(redis_url: str) -> None:
