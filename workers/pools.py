@@ -53,6 +53,7 @@ class Pools:
         self._due: set[str] = set()  # pools to register (again)
         self._going: set[tuple[str, str]] = set()  # pool, endpoint: removed by us, and perhaps still at work
         self._moved: set[tuple[str, str]] = set()  # pool, endpoint: another server now, of which nothing is known
+        self._unjudged: set[tuple[str, str]] = set()  # of those, where all processes send to the new server already
         self._warned: tuple[str, ...] = ()
 
     def close(self) -> None:
@@ -111,6 +112,7 @@ class Pools:
                 self._due.add(name)  # Redis came back empty
         with self._lock:
             self._register()
+            self._judge_anew()
         return Seen(asked, revised)
 
     def answer(self, asked: Mapping[str, int], reply: Reply) -> None:
@@ -137,9 +139,7 @@ class Pools:
         commands: list[Command[Any]] = [
             scripts.register(pool.name, policies(pool), endpoint_rows(pool)) for pool in due
         ]
-        commands += [scripts.reset(*moved) for moved in sorted(self._moved)]
         replies = self._store.run_many(commands)
-        self._forget_checks()
         self._due.clear()
         for pool, gone in zip(due, replies[: len(due)], strict=True):
             still = {(pool.name, endpoint) for endpoint in gone} & self._going
@@ -156,13 +156,27 @@ class Pools:
                 tasks = "1 task waits" if count == 1 else f"{count} tasks wait"
                 log.warning("%s in pool %s; nobody serves it now, unless another worker does", tasks, name)
 
-    def _forget_checks(self) -> None:
+    def applied(self) -> None:
+        """All processes send to the new addresses from here on: what is known of the old ones is forgotten. Not before:
+        an attempt at the old address would count for the new one."""
+        with self._lock:
+            self._unjudged |= self._moved
+            self._moved.clear()
+            try:
+                self._judge_anew()
+            except BrokerError as error:
+                log.warning("what is known of an old address stands until Redis is back: %s", error)
+
+    def _judge_anew(self) -> None:
         """Another server at an endpoint's address is checked anew, at once."""
+        if not self._unjudged:
+            return
+        self._store.run_many([self._store.scripts.reset(*moved) for moved in sorted(self._unjudged)])
         tickets = [
-            self._store.keys.ticket(pool, f"{duty}.{e}") for pool, e in self._moved for duty in ("health", "check")
+            self._store.keys.ticket(pool, f"{duty}.{e}") for pool, e in self._unjudged for duty in ("health", "check")
         ]
         self._store.pipelined([("DEL", ticket) for ticket in tickets])
-        self._moved.clear()
+        self._unjudged.clear()
 
 
 def _moved(old: Pool | None, new: Pool) -> list[str]:

@@ -213,6 +213,7 @@ class Supervisor:
             for warning in self._layout.plan.warnings:
                 log.warning("%s", warning)
             await self._all_applied()
+            await asyncio.to_thread(self._pools.applied)
         log.info("%s: %s", source, told)
         loaded = {pool.name: len(pool.endpoints) for pool in self._layout.served}
         return Reply(True, str(told), loaded)
