@@ -398,7 +398,7 @@ def test_a_process_that_registers_late_knows_added_endpoints(tmp_path: Path, red
             add_endpoint(running.store, "llm", Endpoint("late", late.url))
             logged(running, "endpoint late added")
             killed = running.kill_one()
-            until(lambda: running.pids and killed not in running.pids and running.ready("llm"), "another in its place")
+            until(lambda: set(running.pids) - {killed} and running.ready("llm"), "another in its place")
             assert row(running, "late")["gone"] == "0"
 
 

@@ -28,7 +28,7 @@ def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(tmp_path: 
         with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url], queue=QUEUE)}) as running:
             for _ in range(3):
                 killed = running.kill_one()
-                until(lambda killed=killed: running.pids and killed not in running.pids, "another in its place")
+                until(lambda killed=killed: set(running.pids) - {killed}, "another in its place")
             told = running.log.read_text()
             waits = [float(each) for each in re.findall(r"signal 9; starting it again in ([\d.]+) s", told)]
             assert waits == [0.5, 1.0, 2.0], told
@@ -42,7 +42,7 @@ def test_a_process_started_again_serves_by_the_newest_rules(tmp_path: Path, redi
             running.file.write_text(text.replace(old.url, new.url))
             until(lambda: f"-> {new.url}" in running.log.read_text(), "taken")
             killed = running.kill_one()
-            until(lambda: running.pids and killed not in running.pids, "another in its place")
+            until(lambda: set(running.pids) - {killed}, "another in its place")
             assert broker.enqueue("llm", CHAT).result(timeout=20).ok
         assert old.stats()["hits"] == 0
         assert new.stats()["hits"] == 1

@@ -173,11 +173,13 @@ async def bad_server(script: Script, tls: ssl.SSLContext | None = None) -> Async
     """A server in this event loop that runs `script` on each connection and closes it when the script returns."""
     server = BadServer()
     tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
+        writers.append(writer)
         server.connections += 1
         server.open += 1
         server.most_open = max(server.most_open, server.open)
@@ -204,3 +206,7 @@ async def bad_server(script: Script, tls: ssl.SSLContext | None = None) -> Async
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # A TLS connection says goodbye and waits for the other side to: not beyond the end of the loop.
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)

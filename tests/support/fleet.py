@@ -81,7 +81,8 @@ class Fleet:
 
     def kill_one(self) -> int:
         """kill -9 of one worker process."""
-        pid = self.pids[0]
+        pids: list[int] = until(lambda: self.pids, "a process to kill")
+        pid = pids[0]
         os.kill(pid, signal.SIGKILL)
         return pid
 
