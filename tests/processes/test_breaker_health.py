@@ -31,15 +31,16 @@ def served(endpoint: SimulatedEndpoint) -> int:
 def test_after_the_fifth_failure_no_process_claims(tmp_path: Path, redis_url: str) -> None:
     """S9 and R2.6: four processes on one endpoint."""
     with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
-        pool = pool_config([endpoint.url], slots=1, retry=PATIENT, breaker={"cooldown": "1h"})
-        with fleet(tmp_path, redis_url, {"llm": pool}, 1) as first, fleet(tmp_path, redis_url, {"llm": pool}, 1):
+        pool = pool_config([endpoint.url], slots=4, retry=PATIENT, breaker={"cooldown": "1h"})
+        with fleet(tmp_path, redis_url, {"llm": pool}, 4) as first:
             endpoint.control(mode="status", status=503)
             tasks = broker.enqueue_many("llm", [CHAT] * 50)
             until(lambda: field(first.store, "e0", "state") == "open", "the breaker opens")
-            hits = served(endpoint)
             until(lambda: all(task.status() in ("queued", "scheduled") for task in tasks), "nothing runs")
+            hits = served(endpoint)
             until(lambda: all(task.status() == "queued" for task in tasks), "all retries are due")
-            assert served(endpoint) == hits == 5
+            assert served(endpoint) == hits
+            assert 5 <= hits <= 5 + 3, "the fifth failure, and what was out beside it"
             assert "503" in field(first.store, "e0", "reason")
 
 
@@ -156,9 +157,15 @@ def test_shares_are_proportional_to_speed(tmp_path: Path, redis_url: str) -> Non
         with fleet(tmp_path, redis_url, {"llm": pool}, 2):
             tasks = broker.enqueue_many("llm", [CHAT] * 700)
             tasks[-1].result(timeout=60)
-            assert all(task.result(timeout=60).ok for task in tasks)
+            results = [task.result(timeout=60) for task in tasks]
         hits = [served(endpoint) for endpoint in endpoints]
+    assert all(result.ok for result in results)
     assert sum(hits) == 700
+    # Slots that are never left idle while tasks wait: the makespan is what the endpoints' own times allow.
+    runs = {e: [r.ended_at - r.started_at for r in results if r.endpoint == e] for e in ("e0", "e1", "e2")}
+    best = 700 / sum(4 * len(times) / sum(times) for times in runs.values())
+    makespan = max(result.ended_at for result in results) - min(result.started_at for result in results)
+    assert makespan <= 1.05 * best
     # 4:2:1, less what a request costs beside its latency, which weighs most on the fastest
     assert abs(hits[0] / 700 - 4 / 7) < 0.03
     assert abs(hits[1] / 700 - 2 / 7) < 0.03
