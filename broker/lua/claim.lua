@@ -13,13 +13,12 @@
 local now = server_ms()
 local process, lease_ms, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local started_at = ARGV[6]
-local rooms, held, mine, total_room = {}, {}, {}, 0
+local rooms, held, mine = {}, {}, {}
 for i = 1, tonumber(ARGV[7]) do
   local at = 7 + (i - 1) * 3
   local id = ARGV[at + 1]
   mine[#mine + 1] = id
   rooms[id], held[id] = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  total_room = total_room + rooms[id]
 end
 
 local unknown = {} -- leases of this process that it does not know of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +12,12 @@ import pytest
 import yaml
 
 from broker import Broker
-from broker.config import Config, Endpoint, load_config
+from broker.config import Endpoint
 from broker.registered import add_endpoint, registered
 from broker.store import Store
 from broker.web.app import OPERATIONS
-from tests.support.api import FILE, POOL, TOKEN, api_server, ask, fail, good, in_use, refused, rows, until
+from tests.support.api import FILE, POOL, ask, fail, good, in_use, refused, rows, until
 from tests.support.player import claim, listen, refuse, register, settle
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "headrace.yaml"
-    path.write_text(yaml.safe_dump(FILE))
-    return path
-
-
-@pytest.fixture
-def config(file: Path) -> Config:
-    return load_config(file, {})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str, store: Store) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
-
-
-@pytest.fixture
-def api(store: Store, config: Config) -> Iterator[httpx.Client]:
-    with api_server(store, config, token=TOKEN) as client:
-        yield client
-
 
 #
 # Looking changes nothing

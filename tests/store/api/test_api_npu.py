@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
-import yaml
 
 from broker import Broker
-from broker.config import Config, load_config
 from broker.scripts import Release
 from broker.store import Store
-from tests.support.api import FILE, POOL, TOKEN, api_server, ask, fail, good, in_use, refused, supervisor
+from tests.support.api import POOL, ask, fail, good, in_use, refused, supervisor
 from tests.support.player import claim, echo, register, settle
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "headrace.yaml"
-    path.write_text(yaml.safe_dump(FILE))
-    return path
-
-
-@pytest.fixture
-def config(file: Path) -> Config:
-    return load_config(file, {})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str, store: Store) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
-
-
-@pytest.fixture
-def api(store: Store, config: Config) -> Iterator[httpx.Client]:
-    with api_server(store, config, token=TOKEN) as client:
-        yield client
 
 
 def test_the_routes_of_an_npu_pool(api: httpx.Client, broker: Broker, store: Store) -> None:

@@ -3,49 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
-import yaml
 
 from broker import Broker, TaskOptions
-from broker.config import Config, load_config
 from broker.store import Store
-from tests.support.api import FILE, POOL, TOKEN, api_server, ask, in_use
+from tests.support.api import POOL, ask, in_use
 from tests.support.player import register
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "headrace.yaml"
-    path.write_text(yaml.safe_dump(FILE))
-    return path
-
-
-@pytest.fixture
-def config(file: Path) -> Config:
-    return load_config(file, {})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str, store: Store) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
-
-
-@pytest.fixture
-def api(store: Store, config: Config) -> Iterator[httpx.Client]:
-    with api_server(store, config, token=TOKEN) as client:
-        yield client
 
 
 def test_the_gauges_equal_a_full_scan(api: httpx.Client, broker: Broker, store: Store) -> None:
