@@ -13,6 +13,12 @@ _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+# What a Redis URL may set behind its '?'. redis-py takes any of its settings from there, over ours: `decode_responses`
+# would garble every reply, a timeout end the calls that wait.
+REDIS_OPTIONS = (
+    "db", "protocol", "client_name", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs",
+    "ssl_check_hostname", "ssl_min_version",
+)  # fmt: skip
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
 _QUERY_PASSWORD = re.compile(r"(?i)((?:[?&])[a-z_]*password=)[^&#\s]*")
 
@@ -120,11 +126,19 @@ def redis_address(text: str) -> RedisAddress:
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     username = query.pop("username", "") or unquote(user)
     secret = query.pop("password", "") or unquote(password)
+    for name in query:
+        if name not in REDIS_OPTIONS:
+            raise ValueError(f"must not set {_option(name)}; behind the '?' it may set {', '.join(REDIS_OPTIONS)}")
     # `unix` needs its empty authority written out: urlunsplit would give unix:/path.
     bare = urlunsplit(("", hosts, parts.path, urlencode(query), "")) if hosts else f"//{parts.path}"
     if not hosts and query:
         bare += f"?{urlencode(query)}"
     return RedisAddress(f"{scheme}:{bare}", username or None, secret or None)
+
+
+def _option(name: str) -> str:
+    """A name as it may be shown: what is no word may be part of a password whose '?' was not percent-encoded."""
+    return name if re.fullmatch("[a-z_]{1,40}", name) else "that"
 
 
 def _check_redis_hosts(scheme: str, hosts: str, parts: SplitResult) -> None:

@@ -7,6 +7,7 @@ decided here: scripts whose repeat is harmless by design (ids chosen by the clie
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -28,6 +29,7 @@ CONNECT_TIMEOUT = 5.0  # seconds
 SOCKET_TIMEOUT = 15.0  # seconds; blocking calls stay below it
 BLOCK_AT_MOST = 10.0  # seconds a blocking pop may wait
 MINIMUM_VERSION = (7, 0)
+WANTED_SERVER = "use Redis 7.0 or newer, or Valkey"
 PASSING = ("BUSY", "READONLY", "CLUSTERDOWN", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN", "UNKILLABLE")
 
 UVLOOP_CLOSED = "the handler is closed"  # a RuntimeError of uvloop, for what is written to a connection that was reset
@@ -52,7 +54,10 @@ def translate(error: Exception, url: str) -> BrokerError:
         if text.startswith(("HELLO", "NOAUTH", "Authentication required")):
             return BrokerUnsuitable(f"Redis at {masked(url)} wants a password: give it in redis.url or redis.password")
         text = text.rstrip(".")
-        return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; check the user and password in redis.url")
+        remedy = "check the user and password in redis.url"
+        if isinstance(error, redis.exceptions.NoPermissionError):
+            remedy = "give its user the rules of its role, as in docs/security.md"
+        return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; {remedy}")
     place = f"Redis at {masked(url)}"
     if isinstance(error, CONNECTION_ERRORS):
         return BrokerUnavailable(f"{place} cannot be reached: {text}; is it running, is redis.url right?")
@@ -63,6 +68,8 @@ def translate(error: Exception, url: str) -> BrokerError:
         return failure
     if "OOM" in text[:40] or isinstance(error, redis.exceptions.OutOfMemoryError):
         return QueueFull(f"{place} is at its memory limit; nothing was queued; drain tasks or raise maxmemory")
+    if re.match("unknown command .HELLO", text):
+        return BrokerUnsuitable(f"{place}: the server is too old; {WANTED_SERVER}")
     failure = BrokerError(f"{place}: {text}")
     failure.passing = isinstance(error, redis.exceptions.ReadOnlyError) or text.startswith(PASSING)
     return failure
@@ -92,6 +99,17 @@ def _unknown(replies: Sequence[Any]) -> list[int]:
 
 def _queue(pipe: Any, *command: Any) -> None:
     pipe.execute_command(*command)  # redis-py leaves this method without types
+
+
+def _reply(client: redis.Redis, *words: Any) -> str:
+    """Sends it as it is; "" unless the server refuses it."""
+    connection = cast(Any, client).connection
+    connection.send_command(*words)
+    try:
+        connection.read_response()
+    except redis.exceptions.ResponseError as error:
+        return str(error).splitlines()[0].rstrip(".")
+    return ""
 
 
 def _first_error(replies: Sequence[Any]) -> Exception | None:
@@ -154,6 +172,25 @@ class Store:
 
         return self.raw(send) if commands else []
 
+    def rehearse(self, commands: Sequence[tuple[Any, ...]]) -> list[str] | None:
+        """For each command, why the server would not let this user run it; "" if it would. None runs.
+
+        They are queued in a transaction that is discarded: rights are checked when a command is queued. None if the
+        user may not have transactions.
+        """
+
+        def ask(client: redis.Redis) -> list[str] | None:
+            with cast(Any, client).client() as one:
+                try:
+                    if _reply(one, "MULTI"):
+                        return None
+                    return [_reply(one, *command) for command in commands]
+                finally:  # whatever was queued is gone with its connection
+                    if one.connection is not None:
+                        one.connection.disconnect()
+
+        return self.raw(ask)
+
     def check(self) -> None:
         """Refuses a Redis that is too old or that evicts: it would lose tasks in silence."""
         info = self.raw(lambda client: client.info())
@@ -171,7 +208,7 @@ def unsuitable(info: dict[str, Any]) -> str:
     version = str(info.get("valkey_version") or info.get("redis_version") or "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < MINIMUM_VERSION:
-        return f"version {version} is too old; use Redis 7.0 or newer, or Valkey"
+        return f"version {version} is too old; {WANTED_SERVER}"
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         return f"maxmemory-policy is {policy}: it would drop tasks; set it to noeviction"

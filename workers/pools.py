@@ -59,6 +59,10 @@ class Pools:
     def close(self) -> None:
         self._store.close()
 
+    def check(self) -> None:
+        """Raises BrokerUnsuitable for a Redis that would lose tasks."""
+        self._store.check()
+
     def serve(self, pools: Sequence[Pool]) -> None:
         """These are looked at; their processes register them."""
         self._served = {pool.name: pool for pool in pools}

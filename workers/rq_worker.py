@@ -88,6 +88,9 @@ def redis_url(connection: Any) -> str:
     if hasattr(pool, "service_name") or kwargs.get("credential_provider") is not None:
         text = "rq's Sentinel and credential provider settings cannot be taken over; start `headrace worker` instead"
         raise ConfigError([Problem("rq", None, "connection", text)])
+    if kwargs.get("decode_responses"):
+        text = "decode_responses is set: jobs are bytes; leave it out of the URL or settings that rq was given"
+        raise ConfigError([Problem("rq", None, "connection", text)])
     user, password = kwargs.get("username") or "", kwargs.get("password") or ""
     credentials = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
     database = kwargs.get("db") or 0

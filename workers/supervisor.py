@@ -83,12 +83,17 @@ class Supervisor:
         return [pid for child in self._children if (pid := child.pid) is not None]
 
     def take_added(self) -> None:
-        """Adds to the plan what was added to the pools at run time. `start` does it too. Raises BrokerError."""
+        """Adds to the plan what was added to the pools at run time. `start` does it too.
+
+        Raises BrokerError: BrokerUnsuitable for a Redis that must not be used, before anything is read or written.
+        """
+        self._pools.check()
         self._layout = layout(self._pools.with_added(self._config), self._selection, _cpus())
 
     async def start(self) -> None:
         """Returns when every process has registered. Raises HeadraceError if one ends before that."""
         self._pools.serve(self._layout.served)
+        await asyncio.to_thread(self._pools.check)
         await asyncio.to_thread(self._pools.look)  # from here on a wish for a reload is heard
         await asyncio.to_thread(self.take_added)
         self._pools.serve(self._layout.served)

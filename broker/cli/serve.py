@@ -65,14 +65,28 @@ def is_loopback(host: str) -> bool:
     return host.lower() == "localhost"
 
 
+def try_to_listen(config: Config) -> str | None:
+    """What keeps the API from its address, in a few words; None if nothing."""
+    try:
+        _bound(config).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _bound(config: Config) -> socket.socket:
+    found = socket.getaddrinfo(
+        config.api.host, config.api.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )  # fmt: skip
+    family, _, _, _, address = found[0]
+    return socket.create_server(address, family=family, backlog=256)
+
+
 def _listener(config: Config) -> socket.socket:
     """Bound and listening, so that a port in use is one line. Raises UsageError."""
-    host = config.api.host
-    port = config.api.port
+    host, port = config.api.host, config.api.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=256)
+        return _bound(config)
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"cannot listen on {host}, port {port}: {why}; choose another with --port or --host") from None

@@ -65,6 +65,11 @@ def test_a_sentinel_connection_is_refused_with_what_to_do() -> None:
         redis_url(sentinel.master_for("mymaster"))
 
 
+def test_a_connection_that_decodes_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="decode_responses is set: jobs are bytes; leave it out"):
+        redis_url(redis.Redis(decode_responses=True))
+
+
 def test_one_queue_is_served_by_the_endpoint_of_the_environment() -> None:
     config = config_for(("llm",), REDIS, {"HEADRACE_ENDPOINT": "http://127.0.0.1:8080"})
     assert [endpoint.url for endpoint in config.pools["llm"].endpoints] == ["http://127.0.0.1:8080"]

@@ -27,6 +27,10 @@ class Incoming:
         return self.headers.get("idempotency-key", "")
 
     @property
+    def bearer(self) -> str:
+        return self.headers.get("authorization", "").removeprefix("Bearer ")
+
+    @property
     def attempt(self) -> int:
         number = self.headers.get("x-task-attempt", "")
         return int(number) if number.isascii() and number.isdigit() else 1
@@ -44,11 +48,11 @@ class Endpoint:
         """For a request counted in `stats` already: its fate, the question if it was one, else the complaint."""
         try:
             question = read_question(request.path, request.body)
-            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
             wishes = question.fields.get("x_sim")
             asked = Asked(
-                sum(map(len, question.prompts)), bearer, wishes if isinstance(wishes, dict) else {}, request.attempt
-            )
+                sum(map(len, question.prompts)), request.bearer, wishes if isinstance(wishes, dict) else {},
+                request.attempt,
+            )  # fmt: skip
             decided = fate(self.behaviour, asked, self._moment())
         except ValueError as problem:
             return Fate(0.0, "status", 400, 0.0), None, str(problem)
@@ -84,6 +88,8 @@ class Endpoint:
         if route == ("GET", "/stats"):
             return 200, self.stats.report()
         if route == ("GET", "/v1/models"):
+            if self.behaviour.api_key and request.bearer != self.behaviour.api_key:
+                return 401, error(401, "the key is wrong")
             return 200, {"object": "list", "data": [{"id": "simulated", "object": "model"}]}
         if route == ("POST", "/control"):
             return self.control(request.body)
