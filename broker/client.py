@@ -236,7 +236,7 @@ class Broker:
     def discard(self, pool: str, ids: Iterable[str]) -> int:
         """Deletes tasks that have an outcome, and their results, before their time; returns how many."""
         wanted = [check_task_id(task_id) for task_id in ids]
-        return self._run(lambda flows: core.discard(flows.keys, check_pool(pool), wanted))
+        return self._run(lambda flows: core.discard(flows.scripts, check_pool(pool), wanted))
 
     # Driving
 

@@ -207,32 +207,13 @@ def _cancel_batch(scripts: Scripts, pool: str, ids: Sequence[str], result_ttl: f
     return [words, *outcomes]
 
 
-def discard(keys: Keys, pool: str, ids: Sequence[str]) -> Flow[int]:
+def discard(scripts: Scripts, pool: str, ids: Sequence[str]) -> Flow[int]:
     """Deletes tasks that have an outcome and do not run any more; returns how many."""
     deleted = 0
     for batch in in_batches(ids):
-        names = ("status", "x_out", "x_lease", "x_idem", "origin")
-        rows = yield Plain([("HMGET", keys.job(task_id), *names) for task_id in batch])
-        commands: list[tuple[Any, ...]] = []
-        for task_id, (status, outcome, lease, idem, origin) in zip(batch, rows, strict=True):
-            settled = outcome or status in (b"finished", b"failed", b"canceled")
-            if status and (not settled or lease or origin != pool.encode()):
-                continue
-            deleted += status is not None
-            commands += _removal(keys, pool, task_id, idem)
-        if commands:
-            yield Plain(commands)
+        (words,) = yield Call([scripts.purge(pool, batch)])
+        deleted += words.count("purged")
     return deleted
-
-
-def _removal(keys: Keys, pool: str, task_id: str, idem: bytes | None) -> list[tuple[Any, ...]]:
-    doomed = [keys.job(task_id), keys.results(task_id)]
-    if idem:
-        doomed.append(keys.idempotency(pool, idem.decode()))
-    return [
-        ("UNLINK", *doomed),
-        *(("ZREM", keys.registry(name, pool), task_id) for name in ("finished", "failed", "canceled")),
-    ]
 
 
 def unknown(task_id: str) -> UnknownTask:

@@ -120,7 +120,7 @@ def purge(store: Store, pool: str, ids: Iterable[str] | None = None, *, match: F
     ids    any task of the pool that has an outcome may be named; None: every dead letter that matches
     """
     chosen = _chosen(store, check_pool(pool), ids, match)
-    return sum(drive(store, discard(store.keys, pool, batch)) for batch in chosen)
+    return sum(drive(store, discard(store.scripts, pool, batch)) for batch in chosen)
 
 
 def _chosen(store: Store, pool: str, ids: Iterable[str] | None, match: Filter) -> Iterator[Sequence[str]]:

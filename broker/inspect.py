@@ -166,12 +166,19 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
 def _waiting(keys: Keys, pool: str, variants: Sequence[str]) -> Flow[tuple[dict[str, int], float | None]]:
     """Tasks by priority, and since when the oldest head waits."""
     lists = [keys.queue(pool, variant) for variant in variants]
-    replies = yield Plain([*(("LLEN", name) for name in lists), *(("LINDEX", name, 0) for name in lists)])
+    ghosts, *replies = yield Plain(
+        [
+            ("HGETALL", keys.ghosts(pool)),
+            *(("LLEN", name) for name in lists),
+            *(("LINDEX", name, 0) for name in lists),
+        ]
+    )
     lengths, heads = replies[: len(lists)], replies[len(lists) :]
+    left = {name: int(count) for name, count in as_fields(ghosts).items()}
     found: dict[str, int] = dict.fromkeys(PRIORITIES, 0)
     for variant, length in zip(variants, lengths, strict=True):
         priority = variant.partition("+")[0].partition("!")[0] or "normal"
-        found[priority] = found.get(priority, 0) + length
+        found[priority] = found.get(priority, 0) + max(0, length - left.get(variant, 0))
     since = yield Plain([("HGET", keys.job(as_text(head)), "x_at") for head in heads if head is not None])
     return found, min((int(at) / 1000 for at in since if at), default=None)
 

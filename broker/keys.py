@@ -27,6 +27,7 @@ Own keys
     rq:x:endpoint:<pool>:<id>      HASH   one endpoint: settings, breaker, counters      permanent, one an endpoint
     rq:x:slots:<pool>:<id>         ZSET   leases on the endpoint: task id by expiry, ms  gone when empty
     rq:x:deadlines:<pool>          ZSET   task id by deadline, ms                        gone when empty
+    rq:x:ghosts:<pool>             HASH   entries of tasks that wait no longer, by variant gone when empty
     rq:x:waiting:<pool>            HASH   processes that will answer a doorbell          swept after 60 s of silence
     rq:x:bell:<process>            LIST   doorbell of one process                        TTL 60 s
     rq:x:idem:<pool>:<key>         STRING task id and digest of an idempotency key       TTL
@@ -98,6 +99,9 @@ class Keys:
 
     def deadlines(self, pool: str) -> str:
         return f"{self.prefix}:x:deadlines:{pool}"
+
+    def ghosts(self, pool: str) -> str:
+        return f"{self.prefix}:x:ghosts:{pool}"
 
     def waiting(self, pool: str) -> str:
         return f"{self.prefix}:x:waiting:{pool}"

@@ -6,83 +6,25 @@ seconds (float); Redis and Lua hold whole milliseconds.
 
 from __future__ import annotations
 
-import hashlib
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-from broker.keys import Keys
-
-T = TypeVar("T")
+from broker.adminscripts import SCRUB_START as SCRUB_START
+from broker.adminscripts import AdminScripts
+from broker.adminscripts import EndpointRow as EndpointRow
+from broker.adminscripts import Scrubbed as Scrubbed
+from broker.script import VERBS as VERBS
+from broker.script import Command as Command
+from broker.script import Script as Script
+from broker.script import as_text, as_words, in_ms
+from broker.script import load as load
 
 Settled = Literal["done", "already", "lost", "canceled"]
 Verdict = Literal["good", "count", "open", "ignore"]
 
-VERBS = (
-    "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
-    "redrive", "watch", "leave", "register", "health", "drain", "reset", "ticket", "scrub",
-)  # fmt: skip
-
 BATCH = 100  # most tasks in one call of a verb that settles
 ENQUEUE_BATCH = 500  # most tasks in one call of enqueue
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Source of one verb and its SHA-1, as EVALSHA wants it."""
-
-    name: str
-    source: str
-    sha: str
-
-
-@dataclass(frozen=True, slots=True)
-class Command(Generic[T]):
-    """One call of one script: `key` routes it in a cluster, `parse` turns the reply into T."""
-
-    script: Script
-    key: str
-    args: Sequence[str | bytes | int]
-    parse: Callable[[Any], T]
-
-
-@cache
-def _part(name: str) -> str:
-    return resources.files("broker").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
-
-
-@cache
-def load(verb: str, clock_key: str = "") -> Script:
-    """The verb's script: common.lua, the parts its header needs, the verb.
-
-    clock_key  for tests: the scripts read the time, in milliseconds, from this key instead of asking the server.
-    """
-    text = _part(verb)
-    needs = re.search(r"^-- needs: (.*)$", text, re.M)
-    names = [name.strip() for name in needs.group(1).split(",")] if needs is not None else []
-    source = "\n".join([*(_part(name) for name in ["common", *names]), text])
-    if clock_key:
-        source = source.replace(
-            "local time = call('TIME')", f"do return tonumber(call('GET', '{clock_key}')) end local time = call('TIME')"
-        )
-    return Script(verb, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
-
-
-def _ms(seconds: float) -> int:
-    """Rounded up: a moment is not nothing, 0 means none."""
-    return max(0, math.ceil(seconds * 1000))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _words(reply: Any) -> list[Any]:
-    return [_text(word) for word in reply]
 
 
 class Words(list[Any]):
@@ -93,8 +35,8 @@ class Words(list[Any]):
 
 def _settled(count: int) -> Callable[[Any], Words]:
     def parse(reply: Any) -> Words:
-        words = Words(_words(reply[:count]))
-        words.events = tuple(_words(reply[count:]))
+        words = Words(as_words(reply[:count]))
+        words.events = tuple(as_words(reply[count:]))
         return words
 
     return parse
@@ -117,12 +59,6 @@ class NewTask:
     reply: str = ""
     idempotency_key: str = ""
     timeout: int = 360
-
-
-# (id, priority, slots, enabled, capabilities), or with (floor, ceiling) behind it for slots that adapt between the two.
-EndpointRow = (
-    tuple[str, int, int, bool, tuple[str, ...]] | tuple[str, int, int, bool, tuple[str, ...], int, int]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,25 +168,9 @@ class Reaped:
     freed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scrubbed:
-    """`keys` and `lists` go into the next call; both "" when the pass is done."""
-
-    keys: str
-    lists: str
-    repairs: int
-
-    @property
-    def done(self) -> bool:
-        return not self.keys and not self.lists
-
-
-SCRUB_START = Scrubbed("0", "", 0)
-
-
 def _claimed(row: list[Any]) -> Claimed:
     return Claimed(
-        Lease(_text(row[0]), _text(row[2]), _text(row[1])),
+        Lease(as_text(row[0]), as_text(row[2]), as_text(row[1])),
         int(row[3]), int(row[4]), int(row[5]) / 1000, int(row[6]) / 1000, int(row[7]) / 1000,
         row[8], bool(row[9]), int(row[10]),
     )  # fmt: skip
@@ -258,37 +178,24 @@ def _claimed(row: list[Any]) -> Claimed:
 
 def _claims(reply: Any) -> Claims:
     wake, left, rows, stale = reply
-    return Claims(None if wake < 0 else wake / 1000, int(left), [_claimed(row) for row in rows], tuple(_words(stale)))
+    return Claims(None if wake < 0 else wake / 1000, int(left), [_claimed(row) for row in rows], tuple(as_words(stale)))
 
 
-class Scripts:
-    """Builds commands under one key prefix."""
-
-    def __init__(self, keys: Keys, clock_key: str = "") -> None:
-        self.keys = keys
-        self._clock_key = clock_key
-
-    def all(self) -> list[Script]:
-        return [load(verb, self._clock_key) for verb in VERBS]
-
-    def _command(
-        self, verb: str, pool: str, args: Sequence[str | bytes | int], parse: Callable[[Any], T]
-    ) -> Command[T]:
-        script = load(verb, self._clock_key)
-        return Command(script, self.keys.pool(pool), [self.keys.prefix, pool, *args], parse)
+class Scripts(AdminScripts):
+    """Every verb: here those of a task's life and of the processes that run it."""
 
     def enqueue(self, pool: str, tasks: Sequence[NewTask], max_depth: int = 0) -> Command[list[Enqueued]]:
         """At most ENQUEUE_BATCH tasks. max_depth 0 takes the pool's."""
         args: list[str | bytes | int] = [max_depth, len(tasks)]
         for task in tasks:
             args += (
-                task.id, task.priority, ",".join(task.requires), _ms(task.delay), _ms(task.deadline),
+                task.id, task.priority, ",".join(task.requires), in_ms(task.delay), in_ms(task.deadline),
                 task.max_attempts, task.reply, task.idempotency_key, task.digest, task.data, task.timeout,
                 task.description, task.created_at,
             )  # fmt: skip
 
         def parse(reply: Any) -> list[Enqueued]:
-            return [Enqueued(_text(reply[i]), _text(reply[i + 1])) for i in range(0, len(reply), 2)]
+            return [Enqueued(as_text(reply[i]), as_text(reply[i + 1])) for i in range(0, len(reply), 2)]
 
         return self._command("enqueue", pool, args, parse)
 
@@ -304,7 +211,7 @@ class Scripts:
         known: Sequence[Lease] | None = None,
     ) -> Command[Claims]:
         """`known`: all leases the process knows of, after a claim whose reply was lost; the others are given again."""
-        args: list[str | bytes | int] = [process, _ms(lease), most, started_at, len(offers)]
+        args: list[str | bytes | int] = [process, in_ms(lease), most, started_at, len(offers)]
         for offer in offers:
             args += (offer.endpoint, offer.room, offer.held)
         if known is not None:
@@ -317,13 +224,13 @@ class Scripts:
         self, pool: str, process: str, endpoints: Sequence[str], leases: Sequence[Lease], *, lease: float
     ) -> Command[list[str]]:
         """A word a lease: held, lost, canceled or already."""
-        args: list[str | bytes | int] = [process, _ms(lease), len(endpoints), *endpoints, len(leases)]
+        args: list[str | bytes | int] = [process, in_ms(lease), len(endpoints), *endpoints, len(leases)]
         for held in leases:
             args += (held.id, held.token, held.endpoint)
-        return self._command("renew", pool, args, _words)
+        return self._command("renew", pool, args, as_words)
 
     def finish(self, pool: str, items: Sequence[Finish], *, result_ttl: float, ended_at: str) -> Command[list[Settled]]:
-        args: list[str | bytes | int] = [_ms(result_ttl), ended_at, len(items)]
+        args: list[str | bytes | int] = [in_ms(result_ttl), ended_at, len(items)]
         for item in items:
             args += (item.lease.id, item.lease.token, item.lease.endpoint, item.answer, item.body, item.return_value)
         return self._command("finish", pool, args, _settled(len(items)))
@@ -332,21 +239,21 @@ class Scripts:
         args: list[str | bytes | int] = [len(items)]
         for item in items:
             args += (
-                item.lease.id, item.lease.token, item.lease.endpoint, _ms(item.delay), item.verdict, item.reason,
-                item.history, int(item.exclude), _ms(item.pause),
+                item.lease.id, item.lease.token, item.lease.endpoint, in_ms(item.delay), item.verdict, item.reason,
+                item.history, int(item.exclude), in_ms(item.pause),
             )  # fmt: skip
         return self._command("retry", pool, args, _settled(len(items)))
 
     def release(self, pool: str, items: Sequence[Release]) -> Command[list[Settled]]:
         args: list[str | bytes | int] = [len(items)]
         for item in items:
-            args += (item.lease.id, item.lease.token, item.lease.endpoint, _ms(item.pause))
-        return self._command("release", pool, args, _words)
+            args += (item.lease.id, item.lease.token, item.lease.endpoint, in_ms(item.pause))
+        return self._command("release", pool, args, as_words)
 
     def dead_letter(
         self, pool: str, items: Sequence[DeadLetter], *, dead_letter_ttl: float, result_ttl: float, ended_at: str
     ) -> Command[list[Settled]]:
-        args: list[str | bytes | int] = [_ms(dead_letter_ttl), _ms(result_ttl), ended_at, len(items)]
+        args: list[str | bytes | int] = [in_ms(dead_letter_ttl), in_ms(result_ttl), ended_at, len(items)]
         for item in items:
             args += (
                 item.lease.id, item.lease.token, item.lease.endpoint, item.verdict, item.reason, item.answer, item.body,
@@ -358,60 +265,27 @@ class Scripts:
         return self._command("promote", pool, [], int)
 
     def reap(self, pool: str, *, max_deliveries: int, dead_letter_ttl: float) -> Command[Reaped]:
-        args = [max_deliveries, _ms(dead_letter_ttl)]
+        args = [max_deliveries, in_ms(dead_letter_ttl)]
         return self._command("reap", pool, args, lambda reply: Reaped(*map(int, reply)))
 
-    def scrub(self, pool: str, at: Scrubbed, *, lease: float, dead_letter_ttl: float) -> Command[Scrubbed]:
-        """A piece of a pass, from SCRUB_START until `done`."""
-        args: list[str | bytes | int] = [_ms(lease), _ms(dead_letter_ttl), at.keys, at.lists]
-        return self._command(
-            "scrub", pool, args, lambda reply: Scrubbed(_text(reply[0]), _text(reply[1]), int(reply[2]))
-        )
-
     def expire(self, pool: str, *, result_ttl: float) -> Command[int]:
-        return self._command("expire", pool, [_ms(result_ttl)], int)
+        return self._command("expire", pool, [in_ms(result_ttl)], int)
 
     def cancel(self, pool: str, ids: Sequence[str], *, result_ttl: float) -> Command[list[str]]:
         """A word a task: canceled, running (canceled; its attempt is told), settled or unknown."""
-        return self._command("cancel", pool, [_ms(result_ttl), len(ids), *ids], _words)
-
-    def redrive(self, pool: str, ids: Sequence[str]) -> Command[list[str]]:
-        """A word a task: queued, unsettled, done or unknown."""
-        return self._command("redrive", pool, [len(ids), *ids], _words)
+        return self._command("cancel", pool, [in_ms(result_ttl), len(ids), *ids], as_words)
 
     def watch(self, pool: str, reply: str, ids: Sequence[str]) -> Command[list[str]]:
         """A word a task: settled, watching (its id will come to the reply list) or unknown."""
-        return self._command("watch", pool, [reply, len(ids), *ids], _words)
+        return self._command("watch", pool, [reply, len(ids), *ids], as_words)
 
     def leave(self, pool: str, process: str) -> Command[int]:
         return self._command("leave", pool, [process], int)
 
-    def register(
-        self, pool: str, policies: dict[str, int], endpoints: Sequence[EndpointRow]
-    ) -> Command[list[str]]:
-        """Returns ids gone from the configuration."""
-        args: list[str | bytes | int] = [len(policies)]
-        for name, value in policies.items():
-            args += (name, value)
-        args.append(len(endpoints))
-        for row in endpoints:
-            endpoint, priority, slots, enabled, capabilities, *span = row
-            floor, ceiling = span or (0, 0)
-            args += (endpoint, priority, slots, int(enabled), ",".join(capabilities), floor, ceiling)
-        return self._command("register", pool, args, _words)
-
     def health(self, pool: str, endpoint: str, ok: bool, detail: str) -> Command[str]:
         """A check's result: "recovered", "failed" (just now), "down" (at its first check), "same" or "unknown"."""
-        return self._command("health", pool, [endpoint, int(ok), detail], _text)
+        return self._command("health", pool, [endpoint, int(ok), detail], as_text)
 
     def ticket(self, pool: str, duty: str, process: str, *, seconds: float, again: bool = False) -> Command[bool]:
         """Whether the process does the duty for so long. `again`: the holder of the ticket gets it once more."""
-        return self._command("ticket", pool, [duty, process, _ms(seconds), int(again)], bool)
-
-    def drain(self, pool: str, endpoint: str, on: bool) -> Command[str]:
-        """ "done" or "unknown"."""
-        return self._command("drain", pool, [endpoint, int(on)], _text)
-
-    def reset(self, pool: str, endpoint: str) -> Command[str]:
-        """Closes the breaker by hand: "done" or "unknown"."""
-        return self._command("reset", pool, [endpoint], _text)
+        return self._command("ticket", pool, [duty, process, in_ms(seconds), int(again)], bool)

@@ -111,7 +111,7 @@ class BatchQueue:
 
     async def forget(self, ids: Sequence[str]) -> None:
         """Drops tasks that have an outcome."""
-        await self._drive(core.discard(self.store.keys, self.pool, ids))
+        await self._drive(core.discard(self.store.scripts, self.pool, ids))
 
     async def failures(self) -> dict[str, int]:
         """Failed attempts so far, by endpoint."""

@@ -86,7 +86,10 @@ local moved = false
 -- A task that stood in a list: {fields} if it may start now.
 local function admit(id, variant)
   local task = fields_of(id, unpack(FIELDS_OF_TASK))
-  if task[1] ~= 'queued' or not task[2] then return nil end
+  if task[1] ~= 'queued' or not task[2] then
+    ghost_gone(variant)
+    return nil
+  end
   if not task[10] and (tonumber(task[5] or '') or now + 1) <= now then
     expire_waiting(id, now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000)
     return nil
@@ -96,6 +99,7 @@ local function admit(id, variant)
     call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_dl', 'x_why', 'x_ans', 'x_body', 'x_end',
       'exc_info')
     call('PERSIST', job_key(id))
+    hold_idem(id)
     task[3], task[5], task[9], task[11] = nil, nil, nil, nil
   end
   local proper = variant_of(task[7] or nil, task[8] or nil, task[9] or nil)

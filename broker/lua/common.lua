@@ -11,6 +11,7 @@ local K_LISTS = P .. ':x:lists:' .. pool
 local K_ENDPOINTS = P .. ':x:endpoints:' .. pool
 local K_WAITING = P .. ':x:waiting:' .. pool
 local K_DEADLINES = P .. ':x:deadlines:' .. pool
+local K_GHOSTS = P .. ':x:ghosts:' .. pool
 local K_WIP = P .. ':wip:' .. pool
 local K_SCHEDULED = P .. ':scheduled:' .. pool
 local K_FINISHED = P .. ':finished:' .. pool
@@ -35,6 +36,8 @@ local function write_when_full() call('PERSIST', K_POOL) end
 
 -- Whether an endpoint that recovers is given its slots slowly.
 local function slow_start() return call('HGET', K_POOL, 'slow_start') == '1' end
+
+local IDEM_TTL = 14 * 86400000 -- of the idempotency key of a task without outcome
 
 local function int(number) return string.format('%d', number) end
 
@@ -95,11 +98,20 @@ local function push(variant, id, front)
   if length == 1 then listed(variant) end
 end
 
+-- An entry of no waiting task that is left in its list, and one that is gone. They are counted, as they are no depth.
+local function ghost_left(variant) call('HINCRBY', K_GHOSTS, variant, 1) end
+
+local function ghost_gone(variant)
+  if call('HEXISTS', K_GHOSTS, variant) == 0 then return false end
+  if call('HINCRBY', K_GHOSTS, variant, -1) <= 0 then call('HDEL', K_GHOSTS, variant) end
+  return true
+end
+
 -- Long lists keep the entry: whoever pops it drops it, and scrub sweeps what nobody pops.
 local function remove_waiting(variant, id)
   local key = list_key(variant)
   local length = call('LLEN', key)
-  if length > 2000 then return end
+  if length > 2000 then return ghost_left(variant) end
   if call('LREM', key, 1, id) == 1 and length == 1 then unlisted(variant) end
 end
 
@@ -160,6 +172,15 @@ local function conclude(id, outcome, status, now, ttl, fields)
   return now - (tonumber(task[7] or '') or now)
 end
 
+-- A task that waits again holds its idempotency key as a new one does, unless a later task has taken it.
+local function hold_idem(id)
+  local task = fields_of(id, 'x_idem', 'x_dig')
+  if not task[1] then return end
+  local key, mine = P .. ':x:idem:' .. pool .. ':' .. task[1], id .. ' ' .. (task[2] or '')
+  local found = call('GET', key)
+  if not found or found == mine then call('SET', key, mine, 'PX', IDEM_TTL) end
+end
+
 -- queued, scheduled -> expired.
 local function expire_waiting(id, now, ttl)
   local why = 'expired: its deadline passed while it waited'
@@ -183,6 +204,29 @@ local function fence(id, lease)
   end
   if task[3] == lease then return 'already' end
   return 'lost'
+end
+
+-- What an attempt tells of its endpoint counts once, however often it is told: with its own settle, or, when its lease
+-- was lost before, the first time. reap and scrub note which leases those are.
+local LATE_KEPT = 8
+
+local function lost_lease(id, lease)
+  local late = words(fields_of(id, 'x_late')[1])
+  late[#late + 1] = lease
+  while #late > LATE_KEPT do table.remove(late, 1) end
+  call('HSET', job_key(id), 'x_late', table.concat(late, ','))
+end
+
+local function is_news(id, lease, word)
+  if word ~= 'lost' then return word ~= 'already' end
+  local late, kept = words(fields_of(id, 'x_late')[1]), {}
+  for _, other in ipairs(late) do
+    if other ~= lease then kept[#kept + 1] = other end
+  end
+  if #kept == #late then return false end
+  if #kept == 0 then call('HDEL', job_key(id), 'x_late')
+  else call('HSET', job_key(id), 'x_late', table.concat(kept, ',')) end
+  return true
 end
 
 -- A count in the task's hash goes up by one; what strangers wrote there counts as nothing.

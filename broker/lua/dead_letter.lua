@@ -36,7 +36,7 @@ for i = 1, tonumber(ARGV[6]) do
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
   end
-  if word ~= 'already' and known(endpoint) then
+  if is_news(id, lease, word) and known(endpoint) then
     call('HINCRBY', endpoint_key(endpoint), verdict == 'good' and 'served' or 'failed', 1)
     breaker_result(endpoint, lease, verdict, now, reason)
   end

@@ -33,6 +33,9 @@ local function earlier(id, idem, digest)
 end
 
 local room = limit - depth()
+if room < n then
+  for _, count in ipairs(call('HVALS', K_GHOSTS)) do room = room + count end
+end
 local reply, ready, queued = {}, {}, 0
 
 for i = 1, n do
@@ -59,7 +62,7 @@ for i = 1, n do
     if deadline > 0 then field('x_dl', int(now + deadline)) end
     call('HSET', job_key(id), unpack(fields))
     if idem ~= '' then
-      call('SET', P .. ':x:idem:' .. pool .. ':' .. idem, id .. ' ' .. digest, 'PX', 14 * 86400000)
+      call('SET', P .. ':x:idem:' .. pool .. ':' .. idem, id .. ' ' .. digest, 'PX', IDEM_TTL)
     end
     if deadline > 0 then call('ZADD', K_DEADLINES, int(now + deadline), id) end
     if delay > 0 then

@@ -36,6 +36,7 @@ for _, endpoint in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
   for _, id in ipairs(call('ZRANGEBYSCORE', slots_key(endpoint), '-inf', int(now), 'LIMIT', 0, 100)) do
     local task = fields_of(id, 'status', 'x_lease', 'x_ep')
     call('ZREM', slots_key(endpoint), id)
+    if task[2] and task[3] == endpoint then lost_lease(id, task[2]) end
     if task[1] == 'started' and task[3] == endpoint then
       call('ZREM', K_WIP, id .. ':' .. (task[2] or ''))
       lose(id, endpoint)

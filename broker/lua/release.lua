@@ -22,7 +22,7 @@ for i = tonumber(ARGV[3]), 1, -1 do -- from the last, so that the first comes to
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
   end
-  if tonumber(ARGV[at + 4]) > 0 then
+  if tonumber(ARGV[at + 4]) > 0 and is_news(id, lease, word) then
     pause_endpoint(endpoint, now, tonumber(ARGV[at + 4]))
     adapt_down(endpoint, now)
   end

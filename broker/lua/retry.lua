@@ -40,7 +40,7 @@ for i = 1, tonumber(ARGV[3]) do
     free_canceled(id, lease, endpoint)
   end
   -- A failure says something about the endpoint even when the task is no longer ours; its epoch decides.
-  if word ~= 'already' and known(endpoint) then
+  if is_news(id, lease, word) and known(endpoint) then
     call('HINCRBY', endpoint_key(endpoint), 'failed', 1)
     breaker_result(endpoint, lease, ARGV[at + 5], now, ARGV[at + 6])
     pause_endpoint(endpoint, now, tonumber(ARGV[at + 9]))

@@ -154,12 +154,13 @@ local function check_page(variant, from)
     if what then
       call('LSET', key, from + at - 1, '')
       dead = true
-      repaired(what)
+      if not ghost_gone(variant) then repaired(what) end -- a cancel left it, and said so
     end
   end
   local left = #entries
   if dead then left = left - call('LREM', key, 0, '') end
   if call('LLEN', key) == 0 then unlisted(variant) end
+  if from == 0 and #entries < ENTRIES_A_CALL then call('HDEL', K_GHOSTS, variant) end -- the whole list was seen
   return #entries == ENTRIES_A_CALL and from + left or nil
 end
 

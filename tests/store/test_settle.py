@@ -49,6 +49,34 @@ def test_a_repeated_settle_changes_nothing(verbs: Verbs, verb: str) -> None:
     assert len(verbs.claim("p1", a=10)) <= 1
 
 
+@pytest.mark.parametrize("verb", ["retry", "dead_letter"])
+def test_what_an_attempt_tells_of_its_endpoint_counts_once(verbs: Verbs, verb: str) -> None:
+    """Also when it is told again, after a lost reply, and somebody else has settled the task meanwhile."""
+    first = run_one(verbs)
+    assert verbs.retry(first, exclude=False) == ["done"]
+    (second,) = verbs.claim("p2", a=1)
+    assert verbs.retry(second, exclude=False) == ["done"]
+    assert getattr(verbs, verb)(first) == ["lost"]
+    assert (verbs.endpoint("a", "failed"), verbs.endpoint("a", "fails")) == ("2", "2")
+
+
+def test_what_a_lost_attempt_tells_of_its_endpoint_counts_once(verbs: Verbs) -> None:
+    zombie = run_one(verbs)
+    verbs.clock.advance(LEASE)
+    verbs.reap()
+    assert [verbs.retry(zombie), verbs.retry(zombie)] == [["lost"], ["lost"]]
+    assert (verbs.endpoint("a", "failed"), verbs.endpoint("a", "fails")) == ("1", "1")
+
+
+def test_a_repeated_release_does_not_prolong_its_pause(verbs: Verbs) -> None:
+    lease = run_one(verbs)
+    verbs.release(lease, pause=5)
+    until = verbs.endpoint("a", "pause")
+    verbs.clock.advance(1000)
+    assert verbs.release(lease, pause=5) == ["already"]
+    assert verbs.endpoint("a", "pause") == until
+
+
 def test_an_unknown_task_is_lost(verbs: Verbs) -> None:
     assert verbs.finish(Lease("nobody", "1.0.p1", "a")) == ["lost"]
 

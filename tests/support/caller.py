@@ -62,7 +62,7 @@ def _any_task(choose: Choose) -> dict[str, Any]:
 def any_call(choose: Choose) -> Call:
     name = choose(
         ("work",) * 7 + ("enqueue",) * 3 + ("settle",) * 4 + ("advance", "sweep") * 2 + ("burst", "claim") * 2
-        + ("manage", "redrive", "cancel", "register", "leave")
+        + ("manage", "redrive", "cancel", "register", "leave", "purge")
     )  # fmt: skip
     return name, _arguments(name, choose)
 
@@ -115,6 +115,7 @@ class Caller:
     def __init__(self, store: Store, policies: Policies, fleet: Sequence[Any]) -> None:
         self.twin = Twin(store)
         self.policies = policies
+        self.made = 0  # tasks, numbered
         self.register(fleet)
 
     def play(self, call: Call) -> None:
@@ -149,14 +150,14 @@ class Caller:
         for task in tasks:
             number = task["number"]
             if number is None:
-                number = len(self.twin.model.tasks) + len(news)
+                number, self.made = self.made, self.made + 1
             options = {name: value for name, value in task.items() if name != "number"}
             news.append(new(f"t{number}", reply="" if number % 3 else "r", max_attempts=2, **options))
         self.twin.enqueue(news, max_depth)
 
     def burst(self, more: int, process: str) -> None:
         """Tasks of all kinds, to one process with room."""
-        known = len(self.twin.model.tasks)
+        known, self.made = self.made, self.made + more
         ranks, deadlines = ("normal", "high", "low", "high"), (0.0, 1.0, 0.0, 0.0, 0.0)
         news = [
             new(f"t{one}", priority=ranks[one % 4], requires=NEEDS[one % 4], deadline=deadlines[one % 5])
@@ -213,6 +214,9 @@ class Caller:
 
     def redrive(self, chosen: Sequence[int]) -> None:
         self.twin.redrive(self._ids(chosen, dead=True))
+
+    def purge(self, chosen: Sequence[int]) -> None:
+        self.twin.purge(self._ids(chosen, dead=True))
 
     def manage(self, endpoint: str, what: str) -> None:
         if what == "reset":

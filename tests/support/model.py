@@ -70,7 +70,7 @@ class Model(State):
             )  # fmt: skip
             self.tasks[task.id] = task
             if task.idem:
-                self.idem[task.idem] = (task.id, task.digest)
+                self.idem[task.idem], self.idem_days[task.idem] = (task.id, task.digest), 14
             if deadline:
                 self.deadlines[task.id] = deadline
             if new.delay:
@@ -187,7 +187,7 @@ class Model(State):
                     ready = True
                 self.counters["n_retried"] += 1
                 word = "done"
-            if word != "already":
+            if self._is_news(item.lease, word):
                 self._attempted(item.lease, item.verdict, served=False)
                 self._pause(item.lease, item.pause)
             replies.append(word)
@@ -203,7 +203,8 @@ class Model(State):
                 self._make_ready(self.tasks[item.lease.id], front=True)
                 self.counters["n_released"] += 1
                 word = "done"
-            self._pause(item.lease, item.pause)
+            if item.pause and self._is_news(item.lease, word):
+                self._pause(item.lease, item.pause)
             replies.append(word)
         if "done" in replies:
             self._announce()
@@ -222,7 +223,7 @@ class Model(State):
                 outcome, ttl = ("expired", result_ttl) if late else ("dead", dead_ttl)
                 self._conclude(task, outcome, "failed", ttl, item.reason)
                 word = "done"
-            if word != "already":
+            if self._is_news(item.lease, word):
                 self._attempted(item.lease, item.verdict, served=item.verdict == "good")
             replies.append(word)
         return replies
@@ -242,6 +243,7 @@ class Model(State):
             for task in [self.tasks[task_id] for task_id, expiry in endpoint.slots.items() if expiry <= self.now]:
                 del endpoint.slots[task.id]
                 self.wip.pop(f"{task.id}:{task.lease}", None)
+                task.late = (*task.late, task.lease)[-8:]
                 if task.status == "canceled":
                     task.lease, task.endpoint = "", ""
                     freed += 1
@@ -316,11 +318,27 @@ class Model(State):
                 task.outcome = task.why = task.answer = ""
                 task.attempts = task.lost = task.deadline = task.ended = 0
                 task.excluded, task.body = (), b""
+                if task.idem and self.idem.get(task.idem, (task.id, ""))[0] == task.id:
+                    self.idem[task.idem], self.idem_days[task.idem] = (task.id, task.digest), 14
                 self._make_ready(task)
                 self.counters["n_redriven"] += 1
             replies.append(word)
         if "queued" in replies:
             self._announce()
+        return replies
+
+    def purge(self, ids: Sequence[str]) -> list[str]:
+        replies = []
+        for task_id in ids:
+            task = self.tasks.get(task_id)
+            word = "unknown" if task is None else "purged" if task.outcome and not task.lease else "unsettled"
+            if task is not None and word == "purged":
+                for registry in self.registries.values():
+                    registry.pop(task_id, None)
+                if self.idem.get(task.idem, ("", ""))[0] == task_id:
+                    del self.idem[task.idem], self.idem_days[task.idem]
+                del self.tasks[task_id]
+            replies.append(word)
         return replies
 
     def health(self, name: str, ok: bool) -> str:

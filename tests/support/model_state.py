@@ -53,6 +53,7 @@ class Task:
     answer: str = ""
     body: bytes = b""
     history: str = ""
+    late: tuple[str, ...] = ()  # leases that were lost, and whose attempts have not told how they ended
 
     @property
     def variant(self) -> Variant:
@@ -85,6 +86,7 @@ class State:
         default_factory=lambda: {"finished": {}, "failed": {}, "canceled": {}}
     )
     idem: dict[str, tuple[str, str]] = field(default_factory=dict)
+    idem_days: dict[str, int] = field(default_factory=dict)
     replies: dict[str, list[str]] = field(default_factory=dict)
     bells: dict[str, list[str]] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
@@ -125,6 +127,8 @@ class State:
         registry = {"ok": "finished", "dead": "failed", "poison": "failed", "canceled": "canceled"}.get(outcome)
         if registry:
             self.registries[registry][task.id] = self.now + ttl
+        if task.idem:
+            self.idem_days[task.idem] = ttl // DAY
         if task.reply:
             self.replies.setdefault(task.reply, []).append(task.id)
         self.counters[f"n_{outcome}"] += 1
@@ -152,6 +156,16 @@ class State:
             if word == "held":
                 task.run = 0
         return word
+
+    def _is_news(self, lease: Lease, word: str) -> bool:
+        """Whether what an attempt tells of its endpoint counts: once, however often it is told."""
+        if word != "lost":
+            return word != "already"
+        task = self.tasks.get(lease.id)
+        if task is None or lease.token not in task.late:
+            return False
+        task.late = tuple(token for token in task.late if token != lease.token)
+        return True
 
     def _expire(self, task: Task, ttl: int) -> None:
         self._conclude(task, "expired", "failed", ttl, LATE)
@@ -238,7 +252,7 @@ def render(model: State) -> dict[str, Any]:
         "endpoints": {name: _render_endpoint(endpoint) for name, endpoint in pool.endpoints.items()},
         "listeners": {name: (one.spoke, one.rung, one.rooms) for name, one in pool.listeners.items()},
         "bells": {name: words for name, words in model.bells.items() if words},
-        "idem": {key: f"{task_id} {digest}" for key, (task_id, digest) in model.idem.items()},
+        "idem": {key: (f"{task_id} {digest}", model.idem_days[key]) for key, (task_id, digest) in model.idem.items()},
         "replies": {name: sorted(ids) for name, ids in model.replies.items() if ids},
         "counters": {name: count for name, count in model.counters.items() if count},
         "turn": pool.turn,
@@ -253,6 +267,7 @@ def _render_task(task: Task) -> dict[str, Any]:
         "outcome": task.outcome, "why": task.why, "ended": task.ended, "answer": task.answer, "body": task.body,
         "history": task.history, "deadline": task.deadline, "at": task.at, "born": task.born, "digest": task.digest,
         "priority": task.priority, "requires": ",".join(task.requires), "expires": bool(task.outcome),
+        "late": ",".join(task.late),
     }  # fmt: skip
 
 

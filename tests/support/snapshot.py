@@ -8,12 +8,13 @@ from typing import Any
 from broker.store import Store
 
 Hash = Mapping[bytes, bytes]
+DAY = 86_400_000  # ms
 
 # Keys that may stay for ever; every other key is gone when empty, or has a TTL. See broker/keys.py.
 PERMANENT = ("queues", "workers", "x:pools", "x:pool:", "x:endpoints:", "x:endpoint:")
 GONE_WHEN_EMPTY = (
     "queue:", "wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:lists:", "x:slots:", "x:deadlines:",
-    "x:waiting:",
+    "x:waiting:", "x:ghosts:",
 )  # fmt: skip
 WITH_TTL = ("results:", "worker:", "x:bell:", "x:idem:", "x:reply:", "x:ticket:")
 
@@ -22,7 +23,8 @@ def leaks(store: Store, clock_key: str = "") -> list[str]:
     """Keys that are not on the list in broker/keys.py, or that should have a TTL and have none."""
     prefix = store.keys.prefix + ":"
     found = []
-    for key, has_ttl in _ttls(store).items():
+    for key, ttl in _ttls(store).items():
+        has_ttl = ttl >= 0
         name = key.removeprefix(prefix)
         if key == clock_key or (name != key and name.startswith(PERMANENT + GONE_WHEN_EMPTY)):
             continue
@@ -34,9 +36,10 @@ def leaks(store: Store, clock_key: str = "") -> list[str]:
     return found
 
 
-def _ttls(store: Store) -> dict[str, bool]:
+def _ttls(store: Store) -> dict[str, int]:
+    """In ms, -1 for none."""
     keys = [key.decode() for key in store.pipelined([("KEYS", "*")])[0]]
-    return {key: ttl >= 0 for key, ttl in zip(keys, store.pipelined([("PTTL", key) for key in keys]), strict=True)}
+    return dict(zip(keys, store.pipelined([("PTTL", key) for key in keys]), strict=True))
 
 
 def read(store: Store, pool: str) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def read(store: Store, pool: str) -> dict[str, Any]:
     slots = under(f"x:slots:{pool}:")
     assert set(slots) <= set(endpoints), "slots of an endpoint that is gone"
     return {
-        "tasks": {name: _task(fields, ttls[names[f"job:{name}"]]) for name, fields in under("job:").items()},
+        "tasks": {name: _task(fields, ttls[names[f"job:{name}"]] >= 0) for name, fields in under("job:").items()},
         "lists": {name.removeprefix(":"): ids for name, ids in waiting.items()},
         "index": {member.decode() for member in values.get(f"x:lists:{pool}", ())},
         "scheduled": zset(f"scheduled:{pool}"),
@@ -71,7 +74,10 @@ def read(store: Store, pool: str) -> dict[str, Any]:
         "endpoints": {name: _endpoint(fields, zset(f"x:slots:{pool}:{name}")) for name, fields in endpoints.items()},
         "listeners": {name.decode(): _listener(text) for name, text in values.get(f"x:waiting:{pool}", {}).items()},
         "bells": {name: [word.decode() for word in words] for name, words in under("x:bell:").items()},
-        "idem": {name: text.decode() for name, text in under(f"x:idem:{pool}:").items()},
+        "idem": {
+            name: (text.decode(), round(ttls[names[f"x:idem:{pool}:{name}"]] / DAY))
+            for name, text in under(f"x:idem:{pool}:").items()
+        },
         "replies": {name: sorted(one.decode() for one in ids) for name, ids in under("x:reply:").items()},
         "counters": {name.decode(): int(count) for name, count in settings.items() if name.startswith(b"n_")},
         "turn": int(settings.get(b"turn", 0)),
@@ -106,6 +112,7 @@ def _task(fields: Hash, expires: bool) -> dict[str, Any]:
         "answer": text("x_ans"), "body": fields.get(b"x_body", b""), "history": text("x_hist"),
         "deadline": number("x_dl"), "at": number("x_at"), "born": number("x_born"), "digest": text("x_dig"),
         "priority": text("x_pri") or "normal", "requires": text("x_req"), "expires": expires,
+        "late": text("x_late"),
     }  # fmt: skip
 
 

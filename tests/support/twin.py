@@ -92,6 +92,9 @@ class Twin:
     def redrive(self, ids: Sequence[str]) -> None:
         self._same("redrive", self.verbs.redrive(*ids), self.model.redrive(ids))
 
+    def purge(self, ids: Sequence[str]) -> None:
+        self._same("purge", self.verbs.purge(*ids), self.model.purge(ids))
+
     def health(self, endpoint: str, ok: bool) -> None:
         self._same("health", self.verbs.health(endpoint, ok), self.model.health(endpoint, ok))
 

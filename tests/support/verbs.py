@@ -134,6 +134,9 @@ class Verbs:
     def redrive(self, *ids: str) -> list[str]:
         return self.run(self.scripts.redrive(POOL, ids))
 
+    def purge(self, *ids: str) -> list[str]:
+        return self.run(self.scripts.purge(POOL, ids))
+
     def health(self, endpoint: str, ok: bool) -> str:
         return self.run(self.scripts.health(POOL, endpoint, ok, "detail"))
 
