@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.flows import Flow, Plain, drive
-from broker.keys import Keys
+from broker.keys import LAG_FIELD, Keys
 from broker.task import PRIORITIES, check_pool
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class EndpointStatus(Plainly):
 class PoolStatus(Plainly):
     """One pool. `waiting`: tasks that could start, by priority; `oldest`: seconds the longest of them has waited.
 
-    `dead`, `finished`, `canceled` are those that still stand in Redis; `counts` is since the pool exists.
+    `dead`, `finished`, `canceled` are those that still stand in Redis; `counts` is since the pool exists. `lag`: by
+    process, the seconds that its event loop was late, at most, in the last minute.
     """
 
     pool: str
@@ -100,6 +101,7 @@ class PoolStatus(Plainly):
     endpoints: tuple[EndpointStatus, ...]
     processes: tuple[str, ...]
     workers: int
+    lag: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def backlog(self) -> int:
@@ -137,12 +139,13 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
             ("ZCARD", keys.registry("scheduled", pool)),
             ("HKEYS", keys.waiting(pool)),
             ("ZRANGE", keys.registry("wip", pool), 0, -1),
-            ("SCARD", keys.workers(pool)),
+            ("SMEMBERS", keys.workers(pool)),
             *(("ZCOUNT", keys.registry(name, pool), f"{now:.3f}", "+inf") for name in registries),
         ]
     )
     waiting, oldest = yield from _waiting(keys, pool, ["", *(as_text(variant) for variant in variants)])
     names = process_names(waiters, leases)
+    lag = yield from _lag(keys, [as_text(worker) for worker in workers])
     fields = as_fields(record)
     if not names:
         endpoints = unattended(endpoints)
@@ -159,8 +162,18 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
         counts={name[2:]: int(value) for name, value in sorted(fields.items()) if name.startswith("n_")},
         endpoints=endpoints,
         processes=tuple(sorted(names)),
-        workers=workers,
+        workers=len(workers),
+        lag=lag,
     )
+
+
+def _lag(keys: Keys, workers: Sequence[str]) -> Flow[dict[str, float]]:
+    """By process; every worker of a process says the same. `workers`: keys, `<prefix>:worker:<process>.<endpoint>`."""
+    mark = keys.worker("")
+    by_process = {worker.removeprefix(mark).rpartition(".")[0]: worker for worker in workers}
+    replies = yield Plain([("HGET", worker, LAG_FIELD) for worker in by_process.values()])
+    found = zip(by_process, replies, strict=True)
+    return {process: int(late) / 1000 for process, late in sorted(found) if process and late is not None}
 
 
 def _waiting(keys: Keys, pool: str, variants: Sequence[str]) -> Flow[tuple[dict[str, int], float | None]]:

@@ -13,7 +13,8 @@ RQ's own keys (same names, types and meaning as RQ gives them; prefix `rq` or RQ
     rq:canceled:<pool>             ZSET   canceled tasks                                 gone when empty
     rq:results:<id>                STREAM answer for a plain RQ producer                 TTL
     rq:workers, rq:workers:<pool>  SET    worker names                                   permanent while workers live
-    rq:worker:<name>               HASH   one worker, for `rq info`                      TTL 60 s
+    rq:worker:<name>               HASH   one worker, for `rq info`; `x_lag_ms`: how late its process's event loop was,
+                                          at most, in the last minute                       TTL 60 s
     rq:worker:<name>:executions    SET    what it runs (rq 3), up to 20                  TTL 60 s
     rq:execution:<id>:<lease>      HASH   one of those                                   TTL 60 s
 Not ours: rq:job:<id>:dependents and rq:deferred:<pool>. A finished job releases no dependents of plain RQ jobs; their
@@ -44,6 +45,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Final
+
+LAG_FIELD: Final = "x_lag_ms"  # of rq:worker:<name>
 
 
 def default_prefix() -> str:

@@ -64,6 +64,7 @@ class Dispatcher:
         *,
         most: int,
         burst: bool = False,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.pool = workers[0].pool
         self.process = process
@@ -75,6 +76,7 @@ class Dispatcher:
         self._store = store
         self._most = most
         self._burst = burst
+        self._wall = wall  # the server's time, for RQ's fields
         self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
         self.on_stale: Callable[[Sequence[str]], object] = lambda endpoints: None  # check these, tasks wait for them
         self._outbox: list[Settlement] = []
@@ -162,12 +164,15 @@ class Dispatcher:
             self._doubt = True
         if not commands:
             return None
+        asked = time.monotonic()
         try:
             replies = await self._send(commands, items)
         except BrokerUnavailable:
             self._outbox[:0] = outbox
             raise
         claims = replies[-1] if offers else None
+        if isinstance(claims, Claims) and claims.tasks and time.monotonic() - asked > self.pool.queue.lease / 2:
+            return 0.0  # it lay unread: some leases may be over by now. Those that are not are given again
         self._doubt = self._doubt and not isinstance(claims, Claims)
         return self._start(claims) if isinstance(claims, Claims) else self._poll()
 
@@ -189,7 +194,7 @@ class Dispatcher:
 
     def _settling(self, outbox: Sequence[Settlement]) -> tuple[list[Command[Any]], list[Sequence[Settlement]]]:
         scripts, name, queue = self._store.scripts, self.pool.name, self.pool.queue
-        ended_at = utc(time.time())
+        ended_at = utc(self._wall())
         commands: list[Command[Any]] = []
         items: list[Sequence[Settlement]] = []
         by_kind: dict[type, list[Any]] = {Finish: [], Retry: [], Release: [], DeadLetter: []}
@@ -272,7 +277,7 @@ class Dispatcher:
             offers,
             lease=self.pool.queue.lease,
             most=most,
-            started_at=utc(time.time()),
+            started_at=utc(self._wall()),
             known=known,
         )
 

@@ -10,6 +10,7 @@ from typing import Final
 from broker.configmodel import Endpoint, Pool
 from broker.errors import BrokerError
 from broker.store import AsyncStore
+from workers.clock import ServerClock
 from workers.dispatch import Dispatcher
 from workers.doorbell import Ear
 from workers.health import Checker
@@ -34,13 +35,14 @@ class HostedPool:
         pool: Pool,
         endpoints: Sequence[Endpoint],
         sharers: Mapping[str, int],
+        clock: ServerClock,
         *,
         burst: bool = False,
     ) -> None:
-        self._store = store
-        workers = [_worker(endpoint, pool) for endpoint in endpoints]
+        self._store, self._clock = store, clock
+        workers = [_worker(endpoint, pool, clock) for endpoint in endpoints]
         _share(workers, sharers)
-        self.dispatcher = Dispatcher(store, process, workers, most=MOST_IN_FLIGHT, burst=burst)
+        self.dispatcher = Dispatcher(store, process, workers, most=MOST_IN_FLIGHT, burst=burst, wall=clock.now)
         self.checker = Checker(store, process, self.dispatcher)
         self._ear = Ear(store, pool.name, process, self.dispatcher.wake)
         self.dispatcher.on_idle = self._ear.queue_is_empty
@@ -69,9 +71,9 @@ class HostedPool:
             if endpoint.id in changes.kept:
                 workers.append(now[endpoint.id])
             elif endpoint.id in changes.replaced:
-                workers.append(Worker(endpoint, pool, now[endpoint.id].transport))
+                workers.append(Worker(endpoint, pool, now[endpoint.id].transport, wall=self._clock.now))
             else:
-                workers.append(_worker(endpoint, pool))
+                workers.append(_worker(endpoint, pool, self._clock))
         _share(workers, sharers)
         self.dispatcher.attach(pool, workers)
         return changes.removed
@@ -93,10 +95,10 @@ class HostedPool:
         await self.dispatcher.aclose()
 
 
-def _worker(endpoint: Endpoint, pool: Pool) -> Worker:
+def _worker(endpoint: Endpoint, pool: Pool, clock: ServerClock) -> Worker:
     connection = pool.connection
     transport = make_transport(connection.transport, slots=most_slots(endpoint), idle_discard=connection.idle_discard)
-    return Worker(endpoint, pool, transport)
+    return Worker(endpoint, pool, transport, wall=clock.now)
 
 
 def _share(workers: Sequence[Worker], sharers: Mapping[str, int]) -> None:

@@ -17,10 +17,13 @@ from typing import Any, Final
 
 from broker import __version__
 from broker.errors import BrokerError, QueueFull
+from broker.keys import LAG_FIELD
 from broker.rqjob import utc
 from broker.scripts import BATCH, SCRUB_START, Command, Lease, Reaped, Scrubbed
 from broker.store import Store
+from workers.clock import ServerClock
 from workers.dispatch import Counts, Dispatcher
+from workers.lag import LoopLag
 
 SWEEP_S: Final = 5.0
 SCRUB_S: Final = 50.0  # from one pass of a pool to the next
@@ -40,14 +43,23 @@ class Housekeeper:
     dispatchers  may be changed in place while it runs
     """
 
-    def __init__(self, store: Store, process: str, dispatchers: Sequence[Dispatcher], on_lost: OnLost) -> None:
+    def __init__(
+        self,
+        store: Store,
+        process: str,
+        dispatchers: Sequence[Dispatcher],
+        on_lost: OnLost,
+        clock: ServerClock,
+        lag: LoopLag,
+    ) -> None:
         self._store = store
         self._process = process
         self._dispatchers = dispatchers
         self._on_lost = on_lost
+        self._clock, self._lag = clock, lag
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
-        self._born = utc(time.time())
+        self._born = utc(clock.now())
         self._scrubs: dict[str, Scrubbed] = {}  # passes under way, by pool
         self._told: dict[tuple[str, str], tuple[int, int]] = {}
 
@@ -163,13 +175,14 @@ class Housekeeper:
     # RQ's picture
 
     def tell_rq(self) -> None:
-        """Writes `rq:worker:<name>` for each of our workers, as RQ's own workers do."""
-        commands: list[tuple[Any, ...]] = []
+        """Writes `rq:worker:<name>` for each of our workers, as RQ's own workers do. Asks the server's time, too."""
+        commands: list[tuple[Any, ...]] = [("TIME",)]
         for dispatcher in list(self._dispatchers):
             for endpoint in dispatcher.workers:
                 commands += self._record(dispatcher, endpoint)
         try:
-            self._store.pipelined(commands)
+            asked = time.monotonic()
+            self._clock.heard(self._store.pipelined(commands)[0], asked)
         except QueueFull as error:  # a picture for people; it must not stop who frees the memory
             log.debug("RQ's picture of the workers is not written: %s", error)
 
@@ -180,7 +193,7 @@ class Housekeeper:
         counts: Counts = dispatcher.counts[endpoint]
         fields = {
             "birth": self._born,
-            "last_heartbeat": utc(time.time()),
+            "last_heartbeat": utc(self._clock.now()),
             "queues": pool,
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
@@ -192,6 +205,7 @@ class Housekeeper:
             "successful_job_count": counts.ok,
             "failed_job_count": counts.failed,
             "total_working_time": 0,
+            LAG_FIELD: int(self._lag.worst() * 1000),
         }
         flat = [part for pair in fields.items() for part in pair]
         index = f"{key}:executions"  # rq 3 reads it for the running jobs
@@ -210,7 +224,7 @@ class Housekeeper:
 
     def _executions(self, shown: Sequence[str], worker: str) -> list[tuple[Any, ...]]:
         commands: list[tuple[Any, ...]] = []
-        now = f"{time.time():.3f}"
+        now = f"{self._clock.now():.3f}"
         for composite in shown:
             task_id, _, token = composite.partition(":")
             key = f"{self._store.keys.prefix}:execution:{composite}"

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,10 +27,12 @@ from broker.errors import HeadraceError
 from broker.registered import registered, with_registered
 from broker.scripts import Lease
 from broker.store import AsyncStore, Store
+from workers.clock import ServerClock
 from workers.dispatch import Dispatcher
 from workers.doorbell import answer_doorbell
 from workers.hosted import HostedPool
 from workers.housekeeper import Housekeeper
+from workers.lag import LoopLag
 from workers.policies import endpoint_rows, policies
 from workers.spec import Spec
 
@@ -67,6 +70,7 @@ class Process:
         self._wanted = spec
         self._news = asyncio.Event()
         self._hosted: list[HostedPool] = []
+        self._clock, self._lag = ServerClock(), LoopLag()
         self.dispatchers: list[Dispatcher] = []  # changed in place: the housekeeper's thread looks at it
 
     def drain(self) -> None:
@@ -93,9 +97,13 @@ class Process:
             for pool in self.spec.pools:
                 if endpoints := self.spec.attached(pool):
                     sharers, burst = self.spec.sharers(pool), self.spec.burst
-                    self._hosted.append(HostedPool(store, self.name, pool, endpoints, sharers, burst=burst))
+                    self._hosted.append(
+                        HostedPool(store, self.name, pool, endpoints, sharers, self._clock, burst=burst)
+                    )
             self._show()
-            housekeeper = Housekeeper(own, self.name, self.dispatchers, self._lost(asyncio.get_running_loop()))
+            loop = asyncio.get_running_loop()
+            self._lag.start(loop)
+            housekeeper = Housekeeper(own, self.name, self.dispatchers, self._lost(loop), self._clock, self._lag)
             await self._check_first()
             await asyncio.to_thread(housekeeper.start)
             self._on_ready()
@@ -113,6 +121,8 @@ class Process:
 
     def _register(self, store: Store) -> None:
         store.check()
+        asked = time.monotonic()
+        self._clock.heard(store.pipelined([("TIME",)])[0], asked)
         for pool in self.spec.pools:
             added = {pool.name: registered(store, pool.name)}  # by others perhaps: they must not look gone
             whole = with_registered(Config(pools={pool.name: pool}), added)[0].pools[pool.name]
@@ -185,7 +195,8 @@ class Process:
                 gone = hosted.change(pool, endpoints, spec.sharers(pool))
                 await asyncio.to_thread(housekeeper.forget, pool.name, gone)
             elif endpoints:
-                hosted = HostedPool(store, self.name, pool, endpoints, spec.sharers(pool), burst=spec.burst)
+                sharers = spec.sharers(pool)
+                hosted = HostedPool(store, self.name, pool, endpoints, sharers, self._clock, burst=spec.burst)
                 self._hosted.append(hosted)
                 self._show()
                 hosted.start()

@@ -60,7 +60,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _print_status(shown: str, found: Sequence[admin.PoolStatus]) -> None:
-    from broker.cli.watch import headline
+    from broker.cli.watch import headline, late
 
     sys.stdout.write(f"Redis: {shown}\n")
     if not found:
@@ -68,6 +68,7 @@ def _print_status(shown: str, found: Sequence[admin.PoolStatus]) -> None:
     for pool in found:
         sys.stdout.write(f"\n{headline(pool)}\n")
         _print_endpoints(pool)
+        sys.stdout.writelines(f"{line}\n" for line in late(pool))
 
 
 def _print_endpoints(pool: admin.PoolStatus) -> None:

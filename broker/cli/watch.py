@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EVERY_S: Final = 1.0
+LATE_S: Final = 1.0  # an event loop that is late by less is only busy
 COLOURS: Final = {
     "ready": "green", "full": "green", "probing": "yellow", "paused": "yellow", "draining": "yellow", "absent": "red",
     "unhealthy": "red", "open": "red", "disabled": "dim", "removed": "dim",
@@ -92,6 +93,7 @@ def picture(shown: str, pools: Sequence[PoolStatus], rate: Mapping[tuple[str, st
         parts.append(Text("no pools: no worker has registered one yet"))
     for pool in pools:
         parts += [Text(""), Text(headline(pool), style="bold"), _table(pool, rate)]
+        parts += [Text(line, style="yellow") for line in late(pool)]
     return Group(*parts)
 
 
@@ -104,6 +106,15 @@ def headline(pool: PoolStatus) -> str:
         f"{pool.delayed} delayed, {pool.running} running, {screen.counted(pool.dead, 'dead letter')}; "
         f"{screen.counted(len(pool.processes), 'process', 'processes')}"
     )
+
+
+def late(pool: PoolStatus) -> list[str]:
+    """A line for each process whose event loop was held up: its attempts stood still, though its leases lived."""
+    return [
+        f"process {escape(name)}: its event loop was late by up to {screen.span(seconds)} in the last minute"
+        for name, seconds in pool.lag.items()
+        if seconds >= LATE_S
+    ]
 
 
 def _table(pool: PoolStatus, rate: Mapping[tuple[str, str], float]) -> Table:

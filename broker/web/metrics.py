@@ -1,6 +1,6 @@
 """`/metrics`: what Redis holds at the moment of the scrape, for Prometheus. Nothing is kept between two scrapes.
 
-Labels are pool, endpoint and state; ids of tasks never are. Units are seconds and counts.
+Labels are pool, endpoint, process and state; ids of tasks never are. Units are seconds and counts.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def _pool_gauges(pools: Sequence[PoolStatus]) -> Iterator[Metric]:
     oldest = _gauge("oldest_waiting_seconds", "How long the oldest waiting task has waited; 0 if none waits", "pool")
     limit = _gauge("queue_limit_tasks", "Tasks a pool may hold before enqueue is refused", "pool")
     processes = _gauge("processes", "Worker processes that listen or run tasks", "pool")
+    lag = _gauge("process_lag_seconds", "How late an event loop was, at most, in the last minute", "pool", "process")
     for pool in pools:
         for state, number in (
             ("waiting", pool.backlog), ("delayed", pool.delayed), ("running", pool.running), ("dead", pool.dead),
@@ -74,9 +75,11 @@ def _pool_gauges(pools: Sequence[PoolStatus]) -> Iterator[Metric]:
             tasks.add_metric([pool.pool, state], number)
         oldest.add_metric([pool.pool], pool.oldest or 0.0)
         processes.add_metric([pool.pool], len(pool.processes))
+        for name, seconds in pool.lag.items():
+            lag.add_metric([pool.pool, name], seconds)
         if pool.max_depth is not None:
             limit.add_metric([pool.pool], pool.max_depth)
-    yield from (tasks, oldest, limit, processes)
+    yield from (tasks, oldest, limit, processes, lag)
 
 
 def _pool_counters(pools: Sequence[PoolStatus]) -> Iterator[Metric]:

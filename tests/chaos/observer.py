@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from broker.errors import BrokerError
@@ -19,6 +20,7 @@ LOOK_S = 0.1
 PATIENCE_S = 60.0
 FIELDS = (
     "status", "x_out", "x_end", "x_body", "x_try", "x_fence", "x_del", "x_max", "x_hist", "x_dl",
+    "started_at", "ended_at",
 )  # fmt: skip
 LEASES = """
 local held = {}
@@ -182,17 +184,18 @@ class Observer:
         self._rest()
 
     def _final(self, task: str, values: Sequence[Any]) -> None:
-        status, outcome, end, body, tries, fence, lost, most, hist, deadline = values
-        retries = []
+        status, outcome, end, body, tries, fence, lost, most, hist, deadline, began, ended = values
+        retries, failures = [], 0
         for line in text(hist).splitlines():
             attempt = json.loads(line)
+            failures += "attempt" in attempt
             if attempt.get("retry_in") is not None:
                 retries.append([attempt["ended"], attempt["ended"] + attempt["retry_in"]])
         self.history.write(
             "final", task=task, status=text(status) or None, outcome=text(outcome) or None,
             digest=digest(text(outcome), text(end), body or b""), end=int(end or 0) / 1000, attempts=_int(tries),
             claims=_int(fence), lost=_int(lost), max=_int(most) or self._max_attempts, retries=retries,
-            deadline=_int(deadline) / 1000,
+            deadline=_int(deadline) / 1000, failures=failures, times=[_unix(began), _unix(ended)],
         )  # fmt: skip
 
     def _counters(self) -> None:
@@ -228,6 +231,14 @@ class Observer:
             if ttl == -1 or not name.startswith("rq:job:"):
                 found.append([name, text(kind), int(ttl)])
         self.history.write("keys", found=[row for row in found if row[2] == -1])
+
+
+def _unix(value: Any) -> float:
+    """RQ's text for a moment; 0.0 for none."""
+    try:
+        return datetime.fromisoformat(text(value)).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _int(value: Any) -> int:

@@ -41,6 +41,6 @@ def scenario(row: int, most: int, **settings: object) -> Callable[[Action], Acti
 
 def load() -> dict[str, Scenario]:
     """All of them, by name."""
-    for rows in ("process", "server", "link", "endpoint", "data"):
+    for rows in ("process", "time", "server", "link", "endpoint", "data"):
         import_module(f"tests.chaos.{rows}_faults")
     return SCENARIOS

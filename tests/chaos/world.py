@@ -15,6 +15,7 @@ from typing import Any
 
 from broker import Broker, Request, TaskOptions
 from broker.errors import BrokerError
+from tests.chaos.clock import WrongClock
 from tests.chaos.history import History
 from tests.chaos.observer import Observer, text
 from tests.chaos.proxy import Proxy
@@ -44,9 +45,14 @@ class Settings:
     jitter: str = "50ms"
     pool: dict[str, Any] = field(default_factory=dict)
     server: dict[str, str] = field(default_factory=dict)
-    lossy_producer: bool = False  # the producer speaks through the proxy too
+    lossy_producer: bool = False  # the producer speaks through a proxy of its own
     priorities: bool = True
     deadline: float | None = None
+    unowned: float = 0.0  # a task is never longer without a lease; 0: not checked
+    all_ok: bool = False  # nothing here may cost a task its success
+    wrong_clocks: bool = False  # each fleet has a wall clock that the scenario sets
+    module: str = "broker.cli"  # what runs `worker`
+    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def recovery(self) -> float:
@@ -66,17 +72,21 @@ class World:
         window = 2.5 if config["appendfsync"] == "everysec" else 0.0
         self.history.write(
             "meta", scenario=name, seed=seed, lease=settings.lease, max_attempts=3, recovery=settings.recovery,
-            window=window,
+            window=window, slots=settings.slots, unowned=settings.unowned,
+            all_ok=settings.all_ok,
         )  # fmt: skip
         self._stack = ExitStack()
         self.injected = 0
         self._producing = threading.Event()
+        self.idle = threading.Event()  # while set, nothing is produced
+        self.clocks: list[WrongClock] = []
         self._producer = threading.Thread(target=self._produce, name="producer", daemon=True)
         self._number = 0
         self._killed: set[int] = set()  # a killed process is listed until its parent has looked
         self.refused = 0  # enqueues that were told FULL
         self.server: RealServer = self._stack.enter_context(redis_server(_kind(), config))
-        self.proxies = [Proxy(self.server.port) for _ in range(settings.fleets)]
+        links = settings.fleets + settings.lossy_producer
+        self.proxies = [Proxy(self.server.port) for _ in range(links)]  # the producer's is the last
         for proxy in self.proxies:
             self._stack.callback(proxy.close)
         self.endpoints = [self._endpoint(number, seed) for number in range(settings.endpoints)]
@@ -122,7 +132,12 @@ class World:
             **{name: value for name, value in self.settings.pool.items() if name != "queue"},
             "queue": queue,
         }
-        fleet = Fleet(folder, self.proxies[number].url, {POOL: pool}, self.settings.processes)
+        env = self.settings.env
+        if self.settings.wrong_clocks:
+            self.clocks.append(WrongClock(folder / "clock"))
+            env = {**env, **self.clocks[-1].env}
+        url, module = self.proxies[number].url, self.settings.module
+        fleet = Fleet(folder, url, {POOL: pool}, self.settings.processes, module=module, env=env)
         self.fleets.append(fleet)
         self._stack.callback(fleet.close)
         until(lambda: self._waits(fleet), "each of its processes has asked for work")
@@ -188,13 +203,13 @@ class World:
             self._producer.join(90)
 
     def _produce(self) -> None:
-        url = self.proxy.url if self.settings.lossy_producer else self.server.unix_url
+        url = self.proxies[-1].url if self.settings.lossy_producer else self.server.unix_url
         with Broker(url) as broker:
             due = time.monotonic()
             while self._producing.is_set():
                 due += self.settings.batch / self.settings.rate if self.settings.rate else 0.0
                 time.sleep(max(0.0, due - time.monotonic()))
-                if self.observer.waiting >= self.settings.outstanding:
+                if self.idle.is_set() or self.observer.waiting >= self.settings.outstanding:
                     time.sleep(0.01)
                     continue
                 self._send(broker, [self._item() for _ in range(self.settings.batch)])
@@ -263,7 +278,7 @@ class World:
                 hit = json.loads(line)
                 self.history.write(
                     "hit", task=hit["task"], endpoint=f"e{number}", attempt=hit["attempt"], outcome=hit["outcome"],
-                    began=hit["began"],
+                    began=hit["began"], ended=hit["t"],
                 )  # fmt: skip
 
     def _endpoint(self, number: int, seed: int) -> SimulatedEndpoint:

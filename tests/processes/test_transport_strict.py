@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.certificates import certificate, server_context
 from tests.support.endpoints import BadServer, Peer
-from tests.support.transports import CHUNKED, OK, PATIENT, QUICK, WHOLE, every_loop, failure, play, post, sends
+from tests.support.transports import CHUNKED, OK, PATIENT, WHOLE, every_loop, failure, play, post, sends
 from workers.errors import AttemptFailed
 from workers.transport import AUTO, Call, Timeouts, Transport
 
@@ -370,7 +370,7 @@ def test_a_certificate_for_another_name_is_refused(loop: str, certificate: Path)
 
 def test_a_handshake_that_never_ends_is_a_connect_timeout(loop: str) -> None:
     async def scenario(server: BadServer, transport: Transport) -> None:
-        call = Call("GET", server.url.replace("http:", "https:") + "/", timeouts=QUICK)
+        call = Call("GET", server.url.replace("http:", "https:") + "/", timeouts=Timeouts(0.3, 5.0, 5.0, 5.0))
         assert (await failure(transport, call)).kind == "connect_timeout"
         await server.until(lambda server: server.open == 0)
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,16 @@ def pool_config(urls: Sequence[str], **more: Any) -> dict[str, Any]:
 class Fleet:
     """`headrace worker` on a configuration file. `wait_ready` returns when all its processes wait for work."""
 
-    def __init__(self, folder: Path, redis_url: str, pools: dict[str, Any], processes: int, *options: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        pools: dict[str, Any],
+        processes: int,
+        *options: str,
+        module: str = "broker.cli",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.file = folder / "headrace.yaml"
         self.file.write_text(yaml.safe_dump({"redis": {"url": redis_url}, "processes": processes, "pools": pools}))
         self.log = folder / "worker.log"
@@ -52,8 +61,9 @@ class Fleet:
         self.store = Store(redis_url)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "broker.cli", "worker", "-c", str(self.file), *options],
-                cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"NO_COLOR": "1"},
+                [sys.executable, "-m", module, "worker", "-c", str(self.file), *options],
+                cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+                env=os.environ | {"NO_COLOR": "1"} | dict(env or {}),
             )  # fmt: skip
         self._pool = next(iter(pools))
 

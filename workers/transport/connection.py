@@ -17,7 +17,7 @@ import httptools
 from workers.errors import AttemptFailed, FailureKind
 from workers.transport.answers import Collector, check_head, has_body
 from workers.transport.lean import Stale
-from workers.transport.limits import UNMET
+from workers.transport.limits import LATE_S, SPARE_S, UNMET
 from workers.transport.types import Answer, Call
 
 MAX_HEADERS: Final = 128
@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
+        self._spared = False  # its limit rang late once
         self._served = 0
         self._busy = False  # with a call whose answer is not whole
         self._keep = False
@@ -238,6 +239,7 @@ class Connection(asyncio.Protocol):
 
     def _arm(self, due: float, kind: FailureKind) -> None:
         self._due, self._kind = (due, kind) if due < self._end else (self._end, "attempt_timeout")
+        self._spared = False
         if self._timer is None or self._due < self._rings_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -251,5 +253,9 @@ class Connection(asyncio.Protocol):
         now = self.loop.time()
         if now < self._due:
             self._arm(self._due, self._kind)
+        elif now - self._due > LATE_S and not self._spared:
+            self._spared = True
+            self._rings_at = now + SPARE_S
+            self._timer = self.loop.call_at(self._rings_at, self._ring)
         else:
             self.fail(AttemptFailed(self._kind, f"{UNMET[self._kind]} after {now - self._started:.3g} s"))

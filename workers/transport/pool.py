@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Coroutine
 
 from workers.errors import AttemptFailed
 from workers.transport.connection import Connection
-from workers.transport.limits import Pace, Watch
+from workers.transport.limits import LATE_S, SPARE_S, Pace, Watch
 from workers.transport.request import Origin
 from workers.transport.types import Timeouts
 
@@ -133,8 +134,7 @@ class ConnectionPool:
         try:
             if (wait := self._pace.wait(self._loop.time())) > 0:
                 await asyncio.sleep(wait)
-            async with asyncio.timeout(limit):
-                await self._connect(connection)
+            await self._within(limit, self._connect(connection))
         except BaseException as error:
             connection.close()
             self._gone(connection)
@@ -144,6 +144,19 @@ class ConnectionPool:
         if connection.closed:
             raise AttemptFailed("cut", "closed as soon as it was opened")
         return connection
+
+    async def _within(self, limit: float, connecting: Coroutine[None, None, None]) -> None:
+        """Raises TimeoutError. A loop that stood still looks once more before it blames the endpoint."""
+        begun, task = self._loop.time(), asyncio.create_task(connecting)
+        try:
+            done, _ = await asyncio.wait([task], timeout=limit)
+            if not done and self._loop.time() - begun > limit + LATE_S:
+                done, _ = await asyncio.wait([task], timeout=SPARE_S)
+            if not done:
+                raise TimeoutError
+            task.result()
+        finally:
+            task.cancel()
 
     async def _connect(self, connection: Connection) -> None:
         origin = self._origin
