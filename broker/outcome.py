@@ -8,6 +8,12 @@ from typing import Any, Final, cast
 
 from broker.task import Outcome, Result
 
+orjson: Any
+try:
+    import orjson
+except ImportError:  # json does the same, only slower
+    orjson = None
+
 # Fields of rq:job:<id> that make a Result, in the order HMGET asks for them.
 FIELDS: Final = ("status", "x_out", "x_ans", "x_body", "x_why", "x_try", "x_born", "x_end", "created_at")
 
@@ -17,10 +23,10 @@ KEPT_HEADERS: Final = ("content-type", "retry-after", "x-request-id")
 def encode_answer(status: int | None, headers: Mapping[str, str], endpoint: str, started_at: float) -> str:
     """The field `x_ans`: JSON of the last answer but for its body. `started_at` in Unix seconds."""
     kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
-    return json.dumps(
-        {"status": status, "headers": kept, "endpoint": endpoint, "started": round(started_at, 3)},
-        separators=(",", ":"),
-    )
+    answer = {"status": status, "headers": kept, "endpoint": endpoint, "started": round(started_at, 3)}
+    if orjson is not None:
+        return bytes(orjson.dumps(answer)).decode()
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
 
 
 def _text(value: bytes | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, cast
 
@@ -102,7 +103,12 @@ def prepare(pool: str, item: Item, limits: PoolLimits, now: float, reply: str = 
 def digest(pool: str, data: bytes) -> str:
     """32 hex digits that are equal for the same task in the same pool, whichever zlib compressed it."""
     raw = zlib.decompress(data) if data[:1] == b"x" else data
-    return blake2b(raw, digest_size=16, person=blake2b(pool.encode(), digest_size=16).digest()).hexdigest()
+    return blake2b(raw, digest_size=16, person=_person(pool)).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _person(pool: str) -> bytes:
+    return blake2b(pool.encode(), digest_size=16).digest()
 
 
 def chunks(tasks: Iterable[NewTask]) -> Iterator[list[NewTask]]:

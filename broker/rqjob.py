@@ -188,9 +188,8 @@ def _bind(function: str, names: tuple[str, ...], args: Sequence[Any], kwargs: di
         if twice := bound.keys() & kwargs.keys():
             raise InvalidTask(f"{function}: argument {min(twice)!r} is given twice; give it once")
         bound |= kwargs
-    for name in bound:
-        if name not in names:
-            raise InvalidTask(f"{function}: unknown argument {_short(repr(name), 80)}; it takes {', '.join(names)}")
+    for name in bound.keys() - names:
+        raise InvalidTask(f"{function}: unknown argument {_short(repr(name), 80)}; it takes {', '.join(names)}")
     for name in names[:2]:
         if bound.get(name) is None:
             raise InvalidTask(f"{function}: argument {name!r} is missing; it takes {', '.join(names)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from broker.adminscripts import SCRUB_START as SCRUB_START
 from broker.adminscripts import AdminScripts
@@ -42,8 +42,7 @@ def _settled(count: int) -> Callable[[Any], Words]:
     return parse
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(NamedTuple):
     """What enqueue needs to know. Seconds; 0 means none. `data` is the encoded work (see `rqjob`)."""
 
     id: str
@@ -61,16 +60,14 @@ class NewTask:
     timeout: int = 360
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """`word`: queued, already, full or conflict; `id`: the task's, the earlier one's for already and conflict."""
 
     word: str
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What a process offers to run on one endpoint: `room` more, beside the `held` it runs now."""
 
     endpoint: str
@@ -78,8 +75,7 @@ class Offer:
     held: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The time-limited right to run one task on one endpoint. `token` fences every settle."""
 
     id: str
@@ -87,8 +83,7 @@ class Lease:
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A task and its lease. Times are Unix seconds by the server's clock; `deadline` is 0.0 for none.
 
     `attempts` counted so far; `max_attempts` 0 means the pool's; `plain`: a plain RQ producer enqueued it;
@@ -106,8 +101,7 @@ class Claimed:
     lost: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(NamedTuple):
     """`wake`: claim again within so many seconds even if no doorbell rings (None: no need); `left`: still waiting;
     `stale`: endpoints to check before they are given anything."""
 
@@ -117,8 +111,7 @@ class Claims:
     stale: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """Outcome ok. `answer` is JSON; `return_value` is for a plain RQ producer, else ""."""
 
     lease: Lease
@@ -169,10 +162,10 @@ class Reaped:
 
 
 def _claimed(row: list[Any]) -> Claimed:
+    task_id, endpoint, token, attempts, most, deadline, born, now, data, plain, lost = row
     return Claimed(
-        Lease(as_text(row[0]), as_text(row[2]), as_text(row[1])),
-        int(row[3]), int(row[4]), int(row[5]) / 1000, int(row[6]) / 1000, int(row[7]) / 1000,
-        row[8], bool(row[9]), int(row[10]),
+        Lease(task_id.decode(), token.decode(), endpoint.decode()),
+        int(attempts), int(most), int(deadline) / 1000, int(born) / 1000, int(now) / 1000, data, bool(plain), int(lost),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from broker.errors import BrokerError, BrokerUnavailable, BrokerUnsuitable, QueueFull
 from broker.keys import Keys, default_prefix
+from broker.links import AsyncLinks, Links
 from broker.scripts import Command, Scripts
 
 T = TypeVar("T")
@@ -97,8 +98,13 @@ def _unknown(replies: Sequence[Any]) -> list[int]:
     return [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
 
 
-def _queue(pipe: Any, *command: Any) -> None:
-    pipe.execute_command(*command)  # redis-py leaves this method without types
+def _as_redis_py(client: Any, commands: Sequence[tuple[Any, ...]], replies: Sequence[Any]) -> list[Any]:
+    """Replies of plain commands as its methods give them: INFO and HGETALL are dicts, SMEMBERS a set ..."""
+    callbacks: Mapping[str, Callable[[Any], Any]] = client.response_callbacks
+    return [
+        callbacks[command[0]](reply) if command[0] in callbacks else reply
+        for command, reply in zip(commands, replies, strict=True)
+    ]
 
 
 def _reply(client: redis.Redis, *words: Any) -> str:
@@ -130,6 +136,7 @@ class Store:
             self.redis: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(url))
         except ValueError as error:
             raise BrokerUnsuitable(f"redis.url {masked(url)!r}: {error}") from None
+        self._links = Links(lambda: self.redis.connection_pool)
 
     def run(self, command: Command[T]) -> T:
         return cast(T, self.run_many([command])[0])
@@ -149,10 +156,7 @@ class Store:
         return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
 
     def _send(self, commands: Sequence[Command[Any]], *, whole: bool = False) -> list[Any]:
-        with self.redis.pipeline(transaction=False) as pipe:
-            for command in commands:
-                _queue(pipe, *(_eval(command) if whole else _evalsha(command)))
-            return pipe.execute(raise_on_error=False)
+        return self._links.exchange([_eval(command) if whole else _evalsha(command) for command in commands])
 
     def raw(self, use: Callable[[redis.Redis], T]) -> T:
         """Runs `use` on the client; its errors are translated."""
@@ -163,14 +167,15 @@ class Store:
 
     def pipelined(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Plain commands in one round trip."""
-
-        def send(client: redis.Redis) -> list[Any]:
-            with client.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    _queue(pipe, *command)
-                return pipe.execute()
-
-        return self.raw(send) if commands else []
+        if not commands:
+            return []
+        try:
+            replies = self._links.exchange(commands)
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise translate(error, self.url) from error
+        if failed := _first_error(replies):
+            raise translate(failed, self.url) from failed
+        return _as_redis_py(self.redis, commands, replies)
 
     def rehearse(self, commands: Sequence[tuple[Any, ...]]) -> list[str] | None:
         """For each command, why the server would not let this user run it; "" if it would. None runs.
@@ -199,6 +204,7 @@ class Store:
             raise BrokerUnsuitable(f"Redis at {masked(self.url)}: {complaint}")
 
     def close(self) -> None:
+        self._links.close()
         with suppress(Exception):
             self.redis.close()
 
@@ -229,10 +235,11 @@ class AsyncStore:
         self.scripts = Scripts(self.keys, clock_key)
         try:
             self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-                url, retry=AsyncRetry(NoBackoff(), 0), **_options(url)
+                url, retry=AsyncRetry(NoBackoff(), 0), **_options(url) | {"socket_timeout": None}
             )
         except ValueError as error:
             raise BrokerUnsuitable(f"redis.url {masked(url)!r}: {error}") from None
+        self._links = AsyncLinks(lambda: self.redis.connection_pool, SOCKET_TIMEOUT)
         self._background: set[asyncio.Future[Any]] = set()
 
     async def run(self, command: Command[T]) -> T:
@@ -254,19 +261,13 @@ class AsyncStore:
         ]
 
     async def _attempt(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        replies = await self._send([_evalsha(command) for command in commands])
+        replies = await self._links.exchange([_evalsha(command) for command in commands])
         missing = _unknown(replies)
         if missing:
-            again = await self._send([_eval(commands[i]) for i in missing])
+            again = await self._links.exchange([_eval(commands[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return replies
-
-    async def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        async with self.redis.pipeline(transaction=False) as pipe:
-            for command in commands:
-                _queue(pipe, *command)
-            return await pipe.execute(raise_on_error=False)
 
     async def _guarded(self, work: Awaitable[T]) -> T:
         future = asyncio.ensure_future(work)
@@ -290,27 +291,24 @@ class AsyncStore:
         """Plain commands in one round trip."""
         if not commands:
             return []
-        replies = await self._guarded(self._send(commands))
-        if error := _first_error(replies):
-            raise translate(error, self.url) from error
-        return replies
+        replies = await self._guarded(self._links.exchange(commands))
+        if failed := _first_error(replies):
+            raise translate(failed, self.url) from failed
+        return _as_redis_py(self.redis, commands, replies)
 
     async def blocking(self, *command: Any) -> Any:
         """One command that blocks on the server, on a connection of its own that is dropped when this is canceled."""
         try:
-            async with self.redis.client() as client:
-                try:
-                    return await cast(Any, client).execute_command(*command)
-                except asyncio.CancelledError:
-                    if client.connection is not None:
-                        await client.connection.disconnect(nowait=True)
-                    raise
+            (reply,) = await self._links.exchange([command])
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
         except RuntimeError as error:
             if UVLOOP_CLOSED not in str(error):
                 raise
             raise translate(ConnectionResetError("the connection was reset"), self.url) from error
+        if isinstance(reply, Exception):
+            raise translate(reply, self.url) from reply
+        return _as_redis_py(self.redis, [command], [reply])[0]
 
     async def settle(self) -> None:
         """Waits for what canceled calls still have under way, a second at most."""
@@ -319,5 +317,6 @@ class AsyncStore:
 
     async def close(self) -> None:
         await self.settle()
+        await self._links.close()
         with suppress(Exception):
             await self.redis.aclose()

@@ -32,6 +32,7 @@ MAX_PATH_CHARS = 4096
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _POOL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_USUAL_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")  # nothing in it needs a second look
 _TASK_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -83,6 +84,8 @@ def check_names(what: str, names: Iterable[object]) -> tuple[str, ...]:
 
 def check_path(path: object) -> str:
     """A path with optional query, starting with one '/'. A URL, a fragment, '..' or a control character is refused."""
+    if isinstance(path, str) and len(path) <= MAX_PATH_CHARS and _USUAL_PATH.fullmatch(path):
+        return path
     if not isinstance(path, str) or not path:
         raise InvalidTask(f"path {path!r}: must be a string that starts with '/'")
     if "://" in path.split("?", 1)[0] or path.startswith("//"):
@@ -100,7 +103,7 @@ def check_path(path: object) -> str:
 
 def check_headers(headers: object) -> dict[str, str]:
     """Names lower-cased. Connection, credential and framing headers, CR, LF and non-ASCII are refused."""
-    if headers is None:
+    if headers is None or headers == {}:
         return {}
     if not isinstance(headers, Mapping):
         raise InvalidTask(f"headers {type(headers).__name__}: must be a mapping of names to strings")

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker.configmodel import Pool
 from broker.durations import span
@@ -33,8 +33,7 @@ GRACE_S: Final = 5.0  # an attempt still running so long after its limit is hung
 log = logging.getLogger("headrace.dispatch")
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """An attempt under way. `until`: when its own limits have ended it for sure, by the monotonic clock."""
 
     claimed: Claimed

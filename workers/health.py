@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from broker.configmodel import Endpoint, Pool
@@ -154,5 +153,5 @@ class Checker:
             self._ways[endpoint.id] = (endpoint, adapter, transport)
         limit = self._pool.health.timeout
         call = adapter.call(request, f"health-{endpoint.id}", 1)
-        call = replace(call, timeouts=Timeouts(limit, limit, limit, limit), max_bytes=ANSWER_LIMIT)
+        call = call._replace(timeouts=Timeouts(limit, limit, limit, limit), max_bytes=ANSWER_LIMIT)
         return (await transport.send(call)).status

@@ -8,6 +8,7 @@ itself, releasing what it holds. First SIGTERM or SIGINT: drain. Second: now.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -238,8 +239,17 @@ def _futures(*futures: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
 # Entry points
 
 
+def _spare_the_collector() -> None:
+    """What was imported is here to stay, and a task's objects die with it: look for cycles less often. The usual pace
+    costs a process under load a few percent, and its slowest tasks milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
     """asyncio.run, on uvloop where there is one."""
+    _spare_the_collector()
     try:
         import uvloop
     except ImportError:

@@ -13,7 +13,7 @@ from typing import Final
 from broker.configmodel import Endpoint, Pool
 from broker.errors import InvalidTask
 from broker.outcome import encode_answer
-from broker.rqjob import Decoded, decode_data, plain_result, rq_exc_string, rq_return_value
+from broker.rqjob import decode_data, plain_result, rq_exc_string, rq_return_value
 from broker.scripts import Claimed, DeadLetter, Finish, Release, Retry
 from broker.task import Work
 from workers import retry
@@ -51,23 +51,19 @@ class Worker:
 
     async def run(self, claimed: Claimed) -> Settlement:
         """One attempt, from claimed task to settlement. Canceled, it raises CancelledError: the caller releases."""
-        serializer, begun = "json", time.monotonic()
-
-        def now() -> float:  # the server's time, as far as can be told without asking it
-            return claimed.claimed_at + time.monotonic() - begun
-
+        begun = time.monotonic()
         try:
-            decoded = self._decode(claimed)
-            serializer = decoded.serializer
-            answer = await self._attempt(decoded.work, claimed)
+            work, serializer = decode_data(claimed.data, self.pool.queue.payload_limit)
+            answer = await self._attempt(work, claimed)
         except InvalidTask as error:
-            return self._give_up(claimed, AttemptFailed("task_error", str(error)), str(error), now())
+            failure = AttemptFailed("task_error", str(error))
+            return self._give_up(claimed, failure, str(error), _server_time(claimed, begun))
         except AttemptFailed as failure:
-            return self._failed(claimed, failure, now())
+            return self._failed(claimed, failure, _server_time(claimed, begun))
         except Exception as error:  # a fault of ours must cost this task an attempt, not the process its life
             log.exception("task %s: attempt failed inside headrace", claimed.lease.id)
             inside = AttemptFailed("app_error", f"inside headrace: {type(error).__name__}: {error}")
-            return self._failed(claimed, inside, now())
+            return self._failed(claimed, inside, _server_time(claimed, begun))
         return self._finish(claimed, answer, serializer)
 
     def limit(self, claimed: Claimed) -> float:
@@ -76,9 +72,6 @@ class Worker:
         if claimed.deadline:
             attempt = min(attempt, claimed.deadline - claimed.claimed_at)
         return max(attempt, MIN_ATTEMPT_S)
-
-    def _decode(self, claimed: Claimed) -> Decoded:
-        return decode_data(claimed.data, self.pool.queue.payload_limit)
 
     async def _attempt(self, work: Work, claimed: Claimed) -> Answer:
         call = self.adapter.call(work, claimed.lease.id, claimed.attempts + 1)
@@ -154,5 +147,10 @@ class Worker:
         )
 
 
+def _server_time(claimed: Claimed, begun: float) -> float:
+    """As far as can be told without asking it. `begun` by the monotonic clock, just after the claim."""
+    return claimed.claimed_at + time.monotonic() - begun
+
+
 def _limited(call: Call, limit: float) -> Call:
-    return replace(call, timeouts=replace(call.timeouts, attempt=limit))
+    return call._replace(timeouts=replace(call.timeouts, attempt=limit))

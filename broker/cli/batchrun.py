@@ -264,7 +264,7 @@ class BatchRun:
         self._drop(task.id)  # first, or its cancellation would be taken for the line's outcome
         self._sending.discard(task.id)
         await self._queue.cancel([task.id])
-        fresh = replace(task, task=replace(task.task, id=f"{task.id}-{task.digest[:12]}"))
+        fresh = replace(task, task=task.task._replace(id=f"{task.id}-{task.digest[:12]}"))
         self._hold(fresh)
         return fresh
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from broker.cli.finding import Finding
@@ -82,7 +81,7 @@ async def _ask(pool: Pool, endpoint: Endpoint, transport: Transport, request: Re
 
     limit = pool.health.timeout
     call = make_adapter(endpoint, pool).call(request, f"doctor-{endpoint.id}", 1)
-    call = replace(call, timeouts=Timeouts(limit, limit, limit, limit), max_bytes=ANSWER_LIMIT)
+    call = call._replace(timeouts=Timeouts(limit, limit, limit, limit), max_bytes=ANSWER_LIMIT)
     return await transport.send(call)
 
 

@@ -112,11 +112,15 @@ local function admit(id, variant)
 end
 
 -- As text: a Lua number would lose its digits on the way. What strangers wrote counts as nothing.
-local function whole(text) return int(tonumber(text or '') or 0) end
+local function whole(text) return text and int(tonumber(text) or 0) or '0' end
 
 local tasks = {}
+local sums = new_sums()
+local NOW, EXPIRES, SHOWN = int(now), int(now + lease_ms), seconds(now + lease_ms + 60000)
 local function hand(id, task, endpoint, lease)
-  tasks[#tasks + 1] = {id, endpoint, lease, whole(task[3]), whole(task[4]), whole(task[5]), whole(task[6]), int(now),
+  member(sums, slots_key(endpoint), EXPIRES, id)
+  member(sums, K_WIP, SHOWN, id .. ':' .. lease)
+  tasks[#tasks + 1] = {id, endpoint, lease, whole(task[3]), whole(task[4]), whole(task[5]), whole(task[6]), NOW,
     task[2], task[6] and 0 or 1, whole(task[11])}
 end
 
@@ -124,18 +128,14 @@ local function start(id, task, endpoint)
   local fence = (tonumber(task[12] or '') or 0) + 1
   local lease = int(fence) .. '.' .. int(endpoint.epoch) .. '.' .. process
   call('HSET', job_key(id), 'status', 'started', 'x_fence', int(fence), 'x_lease', lease, 'x_ep', endpoint.id,
-    'x_run', int(now), 'started_at', started_at, 'worker_name', process)
-  call('ZADD', slots_key(endpoint.id), int(now + lease_ms), id)
-  call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
+    'x_run', NOW, 'started_at', started_at, 'worker_name', process)
   hand(id, task, endpoint.id, lease)
 end
 
 -- Given before, in a reply that was lost: the same lease, from now on.
 local function give_again(id, endpoint, lease)
   local task = fields_of(id, unpack(FIELDS_OF_TASK))
-  call('ZADD', slots_key(endpoint), int(now + lease_ms), id)
-  call('ZADD', K_WIP, seconds(now + lease_ms + 60000), id .. ':' .. lease)
-  call('HSET', job_key(id), 'x_run', int(now))
+  call('HSET', job_key(id), 'x_run', NOW)
   hand(id, task, endpoint, lease)
 end
 
@@ -229,6 +229,8 @@ for _, class in ipairs(classes) do
     end
   end
 end
+
+write_sums(sums)
 
 for _, endpoint in ipairs(in_order(took)) do
   endpoint.last = call('HINCRBY', K_POOL, 'seq', 1)

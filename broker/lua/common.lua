@@ -139,37 +139,80 @@ local function promote_due(now)
   return #due
 end
 
--- any -> an outcome. Fields is a flat list for the hash. The caller has freed the slot already.
--- ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for. Returns how long it ran, ms.
-local function conclude(id, outcome, status, now, ttl, fields)
+-- What a verb writes once for all its tasks: members of registries, ids for reply lists, counts. A call costs the server
+-- more than what it writes.
+local function new_sums() return {members = {}, replies = {}, counts = {}, keys = {}} end
+
+local function member(sums, key, score, name)
+  local list = sums.members[key]
+  if not list then
+    list = {}
+    sums.members[key] = list
+    sums.keys[#sums.keys + 1] = key
+  end
+  list[#list + 1] = score
+  list[#list + 1] = name
+end
+
+-- A table for each UNPACKED words: Lua's stack is bounded.
+local UNPACKED = 4000
+local function call_with(command, key, list)
+  if #list <= UNPACKED then return call(command, key, unpack(list)) end
+  for at = 1, #list, UNPACKED do call(command, key, unpack(list, at, math.min(at + UNPACKED - 1, #list))) end
+end
+
+local function write_sums(sums)
+  for _, key in ipairs(sums.keys) do call_with('ZADD', key, sums.members[key]) end
+  for name, count in pairs(sums.counts) do call('HINCRBY', K_POOL, name, count) end
+  for name, ids in pairs(sums.replies) do
+    local reply = P .. ':x:reply:' .. name
+    call_with('RPUSH', reply, ids)
+    call('PEXPIRE', reply, 86400000)
+  end
+end
+
+local OF_ENDING = {'status', 'x_lease', 'x_done', 'x_out', 'x_try', 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl',
+  'failure_ttl', 'x_run'}
+local REGISTRIES = {ok = K_FINISHED, dead = K_FAILED, poison = K_FAILED, canceled = K_CANCELED}
+
+-- any -> an outcome. Fields is a flat list for the hash; task has the values of OF_ENDING. The caller has freed the slot
+-- already, and writes the sums. ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for.
+-- Returns how long it ran, ms.
+local function conclude_in(sums, id, task, outcome, status, now, ttl, fields)
   local key = job_key(id)
-  local task = fields_of(id, 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl', 'failure_ttl', 'x_run')
-  if task[1] then call('ZREM', K_DEADLINES, id) end
-  if not task[4] then
-    local own = tonumber(task[(outcome == 'ok') and 5 or 6] or '')
+  if task[6] then call('ZREM', K_DEADLINES, id) end
+  if not task[9] then
+    local own = tonumber(task[(outcome == 'ok') and 10 or 11] or '')
     if own and own ~= 0 then ttl = own * 1000 end
     if own == 0 and outcome == 'ok' then ttl = 1000 end
   end
-  fields[#fields + 1] = 'status'; fields[#fields + 1] = status
-  fields[#fields + 1] = 'x_out'; fields[#fields + 1] = outcome
-  fields[#fields + 1] = 'x_end'; fields[#fields + 1] = int(now)
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'status', status, 'x_out', outcome
+  fields[n + 5], fields[n + 6] = 'x_end', int(now)
   call('HSET', key, unpack(fields))
   call('HDEL', key, 'x_lease', 'x_ep', 'x_run')
   if ttl > 0 then call('PEXPIRE', key, int(ttl)) else call('PERSIST', key) end
-  local expiry = ttl > 0 and seconds(now + ttl) or '+inf'
-  if outcome == 'ok' then call('ZADD', K_FINISHED, expiry, id)
-  elseif outcome == 'dead' or outcome == 'poison' then call('ZADD', K_FAILED, expiry, id)
-  elseif outcome == 'canceled' then call('ZADD', K_CANCELED, expiry, id) end
-  for _, name in ipairs(words(task[2] or '')) do
-    local reply = P .. ':x:reply:' .. name
-    call('RPUSH', reply, id)
-    call('PEXPIRE', reply, 86400000)
+  if REGISTRIES[outcome] then member(sums, REGISTRIES[outcome], ttl > 0 and seconds(now + ttl) or '+inf', id) end
+  if task[7] then
+    for _, name in ipairs(words(task[7])) do
+      local ids = sums.replies[name] or {}
+      sums.replies[name] = ids
+      ids[#ids + 1] = id
+    end
   end
-  if task[3] and task[3] ~= '' then
-    call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task[3], int(ttl > 0 and ttl or 86400000))
+  if task[8] and task[8] ~= '' then
+    call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task[8], int(ttl > 0 and ttl or 86400000))
   end
-  call('HINCRBY', K_POOL, 'n_' .. outcome, 1)
-  return now - (tonumber(task[7] or '') or now)
+  sums.counts['n_' .. outcome] = (sums.counts['n_' .. outcome] or 0) + 1
+  return now - (tonumber(task[12] or '') or now)
+end
+
+-- The same for one task.
+local function conclude(id, outcome, status, now, ttl, fields)
+  local sums = new_sums()
+  local ran = conclude_in(sums, id, fields_of(id, unpack(OF_ENDING)), outcome, status, now, ttl, fields)
+  write_sums(sums)
+  return ran
 end
 
 -- A task that waits again holds its idempotency key as a new one does, unless a later task has taken it.
@@ -189,21 +232,21 @@ end
 
 -- The fence. A lease is "<fence>.<epoch>.<process>"; only the holder of the current one may settle.
 -- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
--- 'lost' (somebody else's now, or gone).
+-- 'lost' (somebody else's now, or gone). And the task, as OF_ENDING has it.
 local function fence(id, lease)
-  local task = fields_of(id, 'status', 'x_lease', 'x_done', 'x_out')
+  local task = fields_of(id, unpack(OF_ENDING))
   if task[2] == lease then
-    if task[1] == 'started' then return 'held' end
+    if task[1] == 'started' then return 'held', task end
     -- An RQ reader whose clock is ahead took the task for abandoned; the lease says otherwise.
     if task[1] == 'failed' and not task[4] then
       call('ZREM', K_FAILED, id)
       call('DEL', P .. ':results:' .. id)
-      return 'held'
+      return 'held', task
     end
-    if task[1] == 'canceled' then return 'canceled' end
+    if task[1] == 'canceled' then return 'canceled', task end
   end
-  if task[3] == lease then return 'already' end
-  return 'lost'
+  if task[3] == lease then return 'already', task end
+  return 'lost', task
 end
 
 -- What an attempt tells of its endpoint counts once, however often it is told: with its own settle, or, when its lease
@@ -230,8 +273,10 @@ local function is_news(id, lease, word)
 end
 
 -- A count in the task's hash goes up by one; what strangers wrote there counts as nothing.
+local function one_more(value) return math.floor(tonumber(value or '') or 0) + 1 end
+
 local function count(key, name)
-  local number = math.floor(tonumber(call('HGET', key, name) or '') or 0) + 1
+  local number = one_more(call('HGET', key, name))
   call('HSET', key, name, int(number))
   return number
 end

@@ -7,35 +7,61 @@
 -- needs: breaker, adapt
 
 local now = server_ms()
-local ttl, ended_at = tonumber(ARGV[3]), ARGV[4]
+local ttl, ended_at, n = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local words_out, good = {}, {}
+local held, sums = {}, new_sums()
 
-for i = 1, tonumber(ARGV[5]) do
+local function finish(item)
+  local id, lease, at, task = item.id, item.lease, item.at, item.task
+  item.sum.ran = item.sum.ran + conclude_in(sums, id, task, 'ok', 'finished', now, ttl, {
+    'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', lease, 'ended_at', ended_at,
+    'x_try', int(one_more(task[5])),
+  })
+  if ARGV[at + 6] ~= '' then
+    local results = P .. ':results:' .. id
+    call('XADD', results, 'MAXLEN', '~', 10, '*', 'type', 1, 'worker_name', '', 'return_value', ARGV[at + 6])
+    local left = call('PTTL', job_key(id))
+    if left > 0 then call('PEXPIRE', results, int(left)) end
+  end
+end
+
+-- Slots first, those of one endpoint together, then the hashes.
+local slots, mirror = {}, {}
+local function finish_held()
+  for endpoint, ids in pairs(slots) do call_with('ZREM', slots_key(endpoint), ids) end
+  if #mirror > 0 then call_with('ZREM', K_WIP, mirror) end
+  for _, item in ipairs(held) do finish(item) end
+  held, slots, mirror = {}, {}, {}
+end
+
+local seen = {}
+for i = 1, n do
   local at = 5 + (i - 1) * 6
   local id, lease, endpoint = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local word = fence(id, lease)
+  if seen[id] then finish_held() end -- what comes second must see what the first did
+  seen[id] = true
+  local word, task = fence(id, lease)
   if word == 'held' then
-    free_slot(id, lease, endpoint)
-    count(job_key(id), 'x_try')
-    local in_flight = call('ZCARD', slots_key(endpoint)) + 1
-    local ran = conclude(id, 'ok', 'finished', now, ttl,
-      {'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', lease, 'ended_at', ended_at})
-    if ARGV[at + 6] ~= '' then
-      local results = P .. ':results:' .. id
-      call('XADD', results, 'MAXLEN', '~', 10, '*', 'type', 1, 'worker_name', '', 'return_value', ARGV[at + 6])
-      local left = call('PTTL', job_key(id))
-      if left > 0 then call('PEXPIRE', results, int(left)) end
-    end
     local name = endpoint .. ' ' .. epoch_of(lease)
-    local sum = good[name] or {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = 0}
-    sum.count, sum.ran, sum.in_flight = sum.count + 1, sum.ran + ran, math.max(sum.in_flight, in_flight)
-    good[name] = sum
+    local sum = good[name]
+    if not sum then
+      sum = {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = call('ZCARD', slots_key(endpoint))}
+      good[name] = sum
+    end
+    sum.count = sum.count + 1
+    held[#held + 1] = {id = id, lease = lease, at = at, task = task, sum = sum}
+    local ids = slots[endpoint] or {}
+    slots[endpoint] = ids
+    ids[#ids + 1] = id
+    mirror[#mirror + 1] = id .. ':' .. lease
     word = 'done'
   elseif word == 'canceled' then
     free_canceled(id, lease, endpoint)
   end
   words_out[i] = word
 end
+finish_held()
+write_sums(sums)
 
 -- Once an epoch: a late answer to an old lease must not stand for the probe's.
 for _, item in pairs(good) do

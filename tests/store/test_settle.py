@@ -77,6 +77,12 @@ def test_a_repeated_release_does_not_prolong_its_pause(verbs: Verbs) -> None:
     assert verbs.endpoint("a", "pause") == until
 
 
+def test_finish_takes_a_doubled_lease_for_a_repeat(verbs: Verbs) -> None:
+    lease = run_one(verbs)
+    assert verbs.finish(lease, lease) == ["done", "already"]
+    assert (verbs.counter("n_ok"), verbs.endpoint("a", "served"), verbs.field("t", "x_try")) == (1, "1", "1")
+
+
 def test_an_unknown_task_is_lost(verbs: Verbs) -> None:
     assert verbs.finish(Lease("nobody", "1.0.p1", "a")) == ["lost"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,7 @@ class Timeouts:
     attempt: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request, complete: nothing is added but Host, Content-Length, Accept-Encoding, Accept and User-Agent.
 
     url        absolute, http or https, percent-encoded
@@ -42,8 +41,7 @@ class Call:
         return f"Call({self.method!r}, {self.url!r}, {len(self.body)} bytes)"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A whole answer, of any status.
 
     headers           names lower-cased; of a name that came twice the values are joined by ", "
