@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
-import shutil
+import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.checker import Verdict, check, read, table
-from tests.chaos.report import report
-from tests.chaos.scenarios import Scenario, load
-from tests.chaos.world import world
-
-
-def run_round(scenario: Scenario, seed: int, folder: Path, budget: int | None = None) -> Verdict:
-    """One world, one scenario, its history checked. What a scenario itself found counts as a violation."""
-    folder.mkdir(parents=True, exist_ok=True)
-    complaint = ""
-    with world(scenario.name, scenario.settings, seed, folder) as made:
-        try:
-            scenario.action(made, min(budget or scenario.most, scenario.most))
-        except AssertionError as error:
-            complaint = str(error)
-        except Exception:
-            complaint = traceback.format_exc(limit=-3)
-        made.finish()
-    verdict = check(read(made.path))
-    if complaint:
-        verdict.against("F", f"the scenario says: {complaint}")
-    return verdict
+from tests.chaos.checker import Verdict, table
+from tests.chaos.report import report, write
+from tests.chaos.rounds import Round, endless, forget, play
+from tests.chaos.scenarios import load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,29 +25,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in scenarios.values():
             print(f"{each.name:20} row {each.row:2}  {(each.action.__doc__ or '').splitlines()[0]}")
         return 0
-    chosen = [scenarios[name] for name in options.only or scenarios]
+    names = list(options.only or scenarios)
     folder = Path(options.keep or tempfile.mkdtemp(prefix="chaos-"))
-    rng, began = random.Random(options.seed), time.monotonic()
+    began = time.monotonic()
     verdicts: list[Verdict] = []
-    faults = 0
-    end = began + options.minutes * 60
-    while faults < options.faults and time.monotonic() < end:
-        rng.shuffle(chosen)
-        for scenario in chosen:
-            seed = rng.randrange(10**6)
-            place = folder / f"{len(verdicts):04d}-{scenario.name}"
-            verdict = run_round(scenario, seed, place)
-            verdicts.append(verdict)
-            faults += verdict.injected
-            _say(verdict, len(verdicts), faults)
-            if verdict.holds and not options.keep:
-                shutil.rmtree(place)
-            elif not verdict.holds:
-                print(f"  history and logs: {place}", flush=True)
-            if time.monotonic() > end or (faults >= options.faults and not options.whole):
-                break
-    print()
-    print(report(verdicts, time.monotonic() - began, options.seed))
+
+    def more(started: int, faults: int) -> bool:
+        if time.monotonic() - began > options.minutes * 60:
+            return False
+        return faults < options.faults or (options.whole and started % len(names) != 0)
+
+    def done(each: Round, verdict: Verdict) -> None:
+        verdicts.append(verdict)
+        _say(verdict, len(verdicts), sum(every.injected for every in verdicts))
+        if not verdict.holds:
+            print(f"  history and logs: {each.folder}", flush=True)
+        elif not options.keep:
+            forget(each)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it reports what it has seen so far, too
+    try:
+        play(endless(names, random.Random(options.seed), folder), options.jobs, more, done)
+    except KeyboardInterrupt:
+        print("interrupted; so far:")
+    text = report(verdicts, time.monotonic() - began, options.seed)
+    print(f"\n{text}")
+    if options.write:
+        write(text)
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
@@ -83,12 +69,15 @@ def _say(verdict: Verdict, number: int, faults: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Injects faults and checks the promise.")
     add = parser.add_argument
+    jobs = max(1, min(4, os.cpu_count() or 1))
     add("--faults", type=int, default=500, metavar="N", help="end when so many were injected (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the order, moments and choices (default: %(default)s)")
-    add("--only", action="append", metavar="NAME", help="this scenario alone; may be repeated")
+    add("--only", action="append", metavar="NAME", choices=sorted(load()), help="this scenario alone; may be repeated")
     add("--whole", action="store_true", help="end with a whole pass over the scenarios, each at least once")
     add("--minutes", type=float, default=1e6, help="end after so long in any case")
+    add("--jobs", type=int, default=jobs, metavar="N", help="rounds at a time (default: one a core, %(default)s here)")
     add("--keep", metavar="FOLDER", help="keep every history and log there")
+    add("--write", action="store_true", help="the report into docs/reliability.md, too")
     add("--list", action="store_true", help="name the scenarios")
     return parser
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ NAMES = {
     "D": "extra executions only where faults met tasks", "E": "attempts, delays, deadlines", "F": "recovery in time",
     "G": "nothing left behind", "H": "counters equal a scan", "I": "processes live on",
 }  # fmt: skip
-# "Not now", and a kept connection that ends with no answer: the latter is sent once more, as part of the same attempt.
-UNANSWERED = ("429", "reset", "close")
+NOT_NOW = "429"  # no attempt: the task goes back
+UNANSWERED = ("reset", "close")  # a kept connection that ends so is replaced once within the attempt
+PAUSE_S = 1.0  # an endpoint that said 429 rests so long
+TIMES_SLACK_S = 5.0  # a settle may wait so long for its server; a clock that is wrong is so by minutes
 DUE_SLACK_S = 0.05  # two clocks' rounding
 DEADLINE_SLACK_S = 0.25  # a claim just before the deadline is still on its way to the endpoint
 PERMANENT = re.compile(r"^rq:(queues|workers(:.+)?|x:(pools|(pool|endpoints|endpoint|registered|waiting):.+))$")
@@ -49,7 +53,8 @@ class Verdict:
     in_window: int = 0  # acknowledged enqueues that a killed server lost inside its documented window
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    recovery: dict[str, float] = field(default_factory=dict)
+    recovery: dict[str, float] = field(default_factory=dict)  # by fault: the slowest of its tasks to settle
+    resumed: dict[str, float] = field(default_factory=dict)  # and the longest wait for the next outcome of any task
     bounds: dict[str, float] = field(default_factory=dict)
     violations: list[tuple[str, str]] = field(default_factory=list)
 
@@ -77,17 +82,24 @@ def check(lines: Iterable[Line]) -> Verdict:
     verdict.outcomes = Counter(line["outcome"] or line["status"] or "gone" for line in finals.values())
     for fault in by_kind["fault"]:
         verdict.faults[fault["fault"]] += fault.get("count", 1)
-    damaged = {line["task"] for line in by_kind["damage"]}
-    destroyed = {line["task"] for line in by_kind["damage"] if line["what"] == "another type"}
+    damage = {line["task"]: line["what"] for line in by_kind["damage"]}
+    destroyed = {task for task, what in damage.items() if what == "another type"}
     _acknowledged(verdict, by_kind, finals, meta, destroyed)
     _unchanged(verdict, by_kind, finals, meta)
     _leases(verdict, by_kind["leases"])
-    _executions(verdict, by_kind, finals, damaged)
-    _limits(verdict, by_kind, finals, damaged)
-    _recovery(verdict, by_kind["fault"], finals, meta, damaged)
+    _executions(verdict, by_kind, finals, damage)
+    _pauses(verdict, by_kind["hit"], meta)
+    _limits(verdict, by_kind, finals, damage)
+    _times(verdict, by_kind, finals)
+    faults = _in_rows(by_kind["fault"])
+    _recovery(verdict, faults, finals, meta)
+    _resumption(verdict, faults, finals)
+    _unowned(verdict, by_kind, finals, meta.get("unowned", 0.0))
     _leftovers(verdict, by_kind)
-    _counters(verdict, by_kind, finals, bool(damaged))
+    _counters(verdict, by_kind, finals, len(destroyed))
     _processes(verdict, by_kind)
+    if meta.get("all_ok"):
+        _all_ok(verdict, finals)
     return verdict
 
 
@@ -113,6 +125,18 @@ def _acknowledged(
     for task, final in finals.items():
         if final["status"] is not None and final["outcome"] not in OUTCOMES:
             verdict.against("A", f"task {task} exists and is still {final['status']!r}")
+    for wanted in lines["expect"]:
+        final = finals.get(wanted["task"], {})
+        for name in ("outcome", "lost"):
+            if final.get(name) != wanted[name]:
+                verdict.against("A", f"task {wanted['task']}: {name} is {final.get(name)}, not {wanted[name]}")
+
+
+def _all_ok(verdict: Verdict, finals: dict[str, Line]) -> None:
+    for task, final in finals.items():
+        if (final["outcome"], final["attempts"]) != ("ok", 1):
+            outcome, attempts = final["outcome"], final["attempts"]
+            verdict.against("A", f"task {task}: {outcome} after {attempts} attempts; nothing failed it")
 
 
 def _unchanged(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], meta: Line) -> None:
@@ -147,19 +171,25 @@ def _leases(verdict: Verdict, samples: Sequence[Line]) -> None:
 
 
 def _executions(
-    verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damaged: set[str]
+    verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damage: dict[str, str]
 ) -> None:
     met: Counter[str] = Counter()  # how often a fault met a task under way
     for fault in lines["fault"]:
         if fault["reruns"]:
             met.update(fault["in_flight"])
     verdict.extra_bound = sum(met.values())
-    hits = Counter(line["task"] for line in lines["hit"] if line["outcome"] not in UNANSWERED)
+    hits: Counter[str] = Counter()
+    resent: dict[str, set[int]] = defaultdict(set)  # attempts that were sent once more within themselves
+    for line in lines["hit"]:
+        if line["outcome"] != NOT_NOW:
+            hits[line["task"]] += 1
+        if line["outcome"] in UNANSWERED:
+            resent[line["task"]].add(line["attempt"])
     for task, count in hits.items():
         final = finals.get(task)
-        if final is None or final["status"] is None or task in damaged:
+        if final is None or final["status"] is None or damage.get(task) == "bad numbers":  # its count was overwritten
             continue
-        extra = count - final["attempts"]
+        extra = count - final["attempts"] - len(resent[task])
         if extra <= 0:
             continue
         verdict.extra += extra
@@ -167,13 +197,45 @@ def _executions(
             verdict.against("D", f"task {task} ran {extra} times too often; faults met it {met[task]} times")
 
 
-def _limits(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damaged: set[str]) -> None:
+def _pauses(verdict: Verdict, hits: Sequence[Line], meta: Line) -> None:
+    """Who said "not now" is not asked all the time: in a pause's length at most what was under way, twice over."""
+    said: dict[str, list[float]] = defaultdict(list)
+    for hit in hits:
+        if hit["outcome"] == NOT_NOW:
+            said[hit["endpoint"]].append(hit["began"])
+    most = 2 * int(meta.get("slots", 1))
+    for endpoint, times in said.items():
+        times.sort()
+        for at in range(len(times) - most):
+            if times[at + most] - times[at] < PAUSE_S * 0.9:
+                verdict.against("E", f"endpoint {endpoint} was asked {most + 1} times in a second in which it said 429")
+                break
+
+
+def _times(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line]) -> None:
+    """What a task says of when it ran lies between when it was first sent and its end, in order."""
+    born = {ack["task"]: ack.get("sent", ack["t"]) for ack in lines["ack"]}
+    for task, final in finals.items():
+        began, ended = final.get("times") or (0.0, 0.0)
+        if final["outcome"] != "ok" or task not in born or not began or not ended:
+            continue
+        moments = (born[task], began, ended, final["end"])
+        if any(later < earlier - TIMES_SLACK_S for earlier, later in pairwise(moments)):
+            verdict.against("E", f"task {task}: sent, started, ended, settled at {moments}")
+
+
+def _limits(
+    verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damage: dict[str, str]
+) -> None:
     by_task: dict[str, list[Line]] = defaultdict(list)
     for hit in lines["hit"]:
         by_task[hit["task"]].append(hit)
     for task, final in finals.items():
-        if final["status"] is None or task in damaged:
+        if final["status"] is None or damage.get(task) == "bad numbers":
             continue
+        counted = final.get("failures", final["attempts"] - 1) + (final["outcome"] == "ok")
+        if final["outcome"] in ("ok", "dead") and final["attempts"] != counted:
+            verdict.against("E", f"task {task}: {final['attempts']} attempts are counted, its history has {counted}")
         if final["attempts"] > final["max"]:
             verdict.against("E", f"task {task} had {final['attempts']} attempts of {final['max']}")
         starts = sorted(hit["began"] for hit in by_task[task])
@@ -186,9 +248,16 @@ def _limits(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Li
             verdict.against("E", f"task {task} ran {starts[-1] - deadline:.3f} s after its deadline")
 
 
-def _recovery(
-    verdict: Verdict, faults: Sequence[Line], finals: dict[str, Line], meta: Line, damaged: set[str]
-) -> None:
+def _in_rows(faults: Sequence[Line]) -> list[Line]:
+    """Faults that kept those away who would recover are over when the last of their name is."""
+    over: dict[str, float] = {}
+    for fault in faults:
+        if fault.get("in_a_row"):
+            over[fault["fault"]] = max(over.get(fault["fault"], 0.0), fault["until"])
+    return [{**fault, "until": over.get(fault["fault"], fault["until"])} for fault in faults]
+
+
+def _recovery(verdict: Verdict, faults: Sequence[Line], finals: dict[str, Line], meta: Line) -> None:
     last: dict[str, float] = {}  # from the last fault that met a task on
     for fault in faults:
         for task in fault["in_flight"]:
@@ -196,15 +265,47 @@ def _recovery(
     for fault in faults:
         name: str = fault["fault"]
         bound = float(fault.get("bound") or meta["recovery"])
-        verdict.bounds[name] = bound
+        verdict.bounds[name] = max(bound, verdict.bounds.get(name, 0.0))
         for task in fault["in_flight"]:
             final = finals.get(task)
             if final is None or not final["end"] or fault["until"] < last[task]:
                 continue
             took = max(0.0, final["end"] - fault["until"])
             verdict.recovery[name] = max(verdict.recovery.get(name, 0.0), took)
-            if took > bound and task not in damaged:
+            if took > bound:
                 verdict.against("F", f"task {task}: outcome {took:.1f} s after {name!r} was over (bound {bound:.0f} s)")
+
+
+def _resumption(verdict: Verdict, faults: Sequence[Line], finals: dict[str, Line]) -> None:
+    """How long after each fault the next task of all had its outcome; a fault may say how long that may take."""
+    ends = sorted(final["end"] for final in finals.values() if final["end"])
+    for fault in faults:
+        if not fault.get("count", 1):
+            continue
+        at = bisect_right(ends, fault["until"])
+        took = ends[at] - fault["until"] if at < len(ends) else None
+        name: str = fault["fault"]
+        if took is not None:
+            verdict.resumed[name] = max(verdict.resumed.get(name, 0.0), took)
+        if "resume" in fault and (took is None or took > fault["resume"]):
+            verdict.against("F", f"the next outcome came {took} s after {name!r} (bound {fault['resume']:.0f} s)")
+
+
+def _unowned(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], bound: float) -> None:
+    """From its acknowledgement to its outcome a task is never long without a lease, as far as samples show."""
+    if not bound:
+        return
+    owned: dict[str, float] = {ack["task"]: ack["t"] for ack in lines["ack"]}
+    for sample in lines["leases"]:
+        for task in [task for held in sample["held"].values() for task, _ in held]:
+            gap = sample["t"] - owned.get(task, sample["t"])
+            if gap > bound:
+                verdict.against("F", f"task {task} was {gap:.1f} s without a lease (bound {bound:.0f} s)")
+            owned[task] = sample["t"]
+    for task, final in finals.items():
+        gap = final["end"] - owned.get(task, final["end"])
+        if gap > bound:
+            verdict.against("F", f"task {task} had no lease in its last {gap:.1f} s (bound {bound:.0f} s)")
 
 
 def _leftovers(verdict: Verdict, lines: dict[str, list[Line]]) -> None:
@@ -212,20 +313,22 @@ def _leftovers(verdict: Verdict, lines: dict[str, list[Line]]) -> None:
         for what in ("slots", "wip", "scheduled", "listed"):
             if rest[what]:
                 verdict.against("G", f"{rest[what]} entries are left in {what}")
-    by_rq = any("RQ" in fault["fault"] for fault in lines["fault"])  # its reader wrote them; scrub is there in a minute
+    # RQ's own reader wrote them, for what it took for abandoned; RQ has no TTL for failures' results
+    by_rq = {f"rq:results:{task}" for f in lines["fault"] if "RQ" in f["fault"] for task in f["in_flight"]}
     for sample in lines["keys"]:
         for name, kind, ttl in sample["found"]:
-            if by_rq and name.startswith("rq:results:"):
+            if name in by_rq:
                 continue
             if ttl == -1 and not PERMANENT.match(name) and not GONE_WHEN_EMPTY.match(name):
                 verdict.against("G", f"key {name} ({kind}) has no TTL and is not on the list")
 
 
-def _counters(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damaged: bool) -> None:
-    if damaged or verdict.in_window:
+def _counters(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], destroyed: int) -> None:
+    """`destroyed` tasks were counted when they came, and have no outcome."""
+    if verdict.in_window:
         return
     seen = Counter(final["outcome"] for final in finals.values() if final["outcome"])
-    there = sum(1 for final in finals.values() if final["status"] is not None)
+    there = sum(1 for final in finals.values() if final["status"] is not None) + destroyed
     for line in lines["counters"]:
         pool = line["pool"]
         for outcome in OUTCOMES:

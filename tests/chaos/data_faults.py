@@ -28,7 +28,7 @@ def lose_leases(world: World, budget: int) -> None:
     world.flowing()
 
 
-@scenario(13, 30)
+@scenario(13, 100)
 def double_entries(world: World, budget: int) -> None:
     """Entries of the lists are doubled, and entries of no task are put in."""
     keys = world.observer.store.keys
@@ -42,8 +42,8 @@ def double_entries(world: World, budget: int) -> None:
             _raw(world, "RPUSH", queue, entry)
             world.fault("entry doubled", [text(entry)], reruns=False)
         elif tasks := world.observer.in_flight():
-            _raw(world, "RPUSH", keys.queue(POOL), world.rng.choice(tasks))
-            world.fault("entry of a running task", [], reruns=False)
+            _raw(world, "RPUSH", keys.queue(POOL), running := world.rng.choice(tasks))
+            world.fault("entry of a running task", [running], reruns=False)
     world.flowing()
 
 

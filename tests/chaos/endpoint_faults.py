@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tests.chaos.scenarios import scenario
 from tests.chaos.world import World
 
@@ -9,16 +11,25 @@ MODES = ("status", "reset", "close", "cut", "malformed", "gzip_bomb", "huge", "b
 SHORT = {"timeout": {"connect": "1s", "first_byte": "600ms", "idle": "500ms", "attempt": "1500ms"}}
 
 
-@scenario(15, 20, pool=SHORT)
+def _on(world: World, number: int) -> list[str]:
+    """Tasks that run on one endpoint."""
+    held = world.observer.patient(world.observer.leases)
+    return [task for task, _ in held.get(f"e{number}", [])]
+
+
+@scenario(15, 40, pool=SHORT)
 def bad_endpoint(world: World, budget: int) -> None:
     """One endpoint of three fails at a time, each in another way; the tasks go to the others."""
-    for _ in range(budget):
-        endpoint = world.rng.choice(world.endpoints)
-        mode = world.rng.choice(MODES)
+    for at in range(budget):
+        number = world.rng.randrange(len(world.endpoints))
+        endpoint = world.endpoints[number]
+        mode = MODES[at % len(MODES)]
+        began = time.time()
         endpoint.control(mode=mode, status=world.rng.choice([500, 502, 503, 429]), fail_rate=world.rng.choice([0.3, 1]))
         world.pause(0.3, 1.0)
+        held = _on(world, number)
         endpoint.control(mode="ok")
-        world.fault(f"endpoint: {mode}", [], reruns=False)
+        world.fault(f"endpoint: {mode}", held, reruns=False, since=began, endpoint=f"e{number}", mode=mode)
     world.flowing()
 
 
@@ -27,17 +38,18 @@ def dead_endpoint(world: World, budget: int) -> None:
     """The endpoint's process is killed, or frozen, and comes back."""
     for number in range(budget):
         world.pause(0.2, 0.5)
-        endpoint = world.rng.choice(world.endpoints)
+        which = world.rng.randrange(len(world.endpoints))
+        endpoint, held, began = world.endpoints[which], _on(world, which), time.time()
         if number % 2:
             endpoint.freeze()
             world.pause(0.2, 1.0)
             endpoint.thaw()
-            world.fault("endpoint frozen", [], reruns=False)
+            world.fault("endpoint frozen", held, reruns=False, since=began)
         else:
             endpoint.stop()
             world.pause(0.2, 1.0)
             endpoint.start()
-            world.fault("endpoint killed", [], reruns=False)
+            world.fault("endpoint killed", held, reruns=False, since=began)
     world.flowing()
 
 
@@ -46,10 +58,11 @@ def all_endpoints_down(world: World, budget: int) -> None:
     """No endpoint answers: tasks wait and spend no attempts once the breakers are open; they go on when one is back."""
     for _ in range(min(budget, 4)):
         world.pause(0.3, 0.6)
+        held, began = world.observer.in_flight(), time.time()
         for endpoint in world.endpoints:
             endpoint.stop()
         world.pause(1.0, 2.0)
         for endpoint in world.endpoints:
             endpoint.start()
-        world.fault("all endpoints down", [], reruns=False)
+        world.fault("all endpoints down", held, reruns=False, since=began)
         world.flowing()

@@ -1,15 +1,19 @@
 """The history of a round: one JSON object a line, each with `kind` and `t` (Unix seconds; one machine, one clock).
 
-meta       scenario, seed, lease, max_attempts, recovery (bound, s), window (s of acknowledged writes a server may lose)
-ack        task, word: the server has it. deadline: Unix seconds, if it has one
-fault      fault (its name), until (when it was over), in_flight (task ids), reruns (bool: may these run again?), pid
+meta       scenario, seed, lease, max_attempts, recovery (bound, s), window (s of acknowledged writes a server may
+           lose), slots (of an endpoint), unowned (s that a task may be without a lease; 0: any), all_ok
+ack        task, word: the server has it. sent: when it was first sent, Unix seconds
+fault      fault (its name), until (when it was over), in_flight (task ids), reruns (bool: may these run again?), pid,
+           count, bound (s, instead of meta's recovery), resume (s until the next outcome of any task),
+           in_a_row (bool: recovery counts from the last of its name, which may have met whoever would recover)
 leases     held: {endpoint: [[task, token], ...]}, all of one instant
 outcome    task, status, outcome, digest, end: when it was first seen
 answer     task, outcome, digest: what a producer was told
 reply      task: an entry of a reply list that every settle must write once
 hit        task, endpoint, attempt, outcome, began: a request at an endpoint
-final      a task at the end: status, outcome, digest, end, attempts, claims, lost, max, deadline, and its retries:
-           [[ended, due]]
+expect     task, outcome, lost: how it must end
+final      a task at the end: status, outcome, digest, end, attempts, claims, lost, max, deadline, its retries:
+           [[ended, due]], failures (attempts in its history), times (started and ended, as RQ reads them)
 counters   pool: {n_...}, served, failed (sums over endpoints)
 processes  pids, moment: start | end
 rest       what is left when nothing is under way: slots, wip, scheduled, listed, waiting

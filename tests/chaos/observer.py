@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -96,6 +97,13 @@ class Observer:
             return any(self.store.pipelined([("EXISTS", self.store.keys.job(task)) for task in tasks]))
         except BrokerError:
             return True
+
+    def statuses(self) -> Counter[str]:
+        """How many of all tasks have which status."""
+        tasks = sorted(self.every)
+        commands = [("HGET", self.store.keys.job(task), "status") for task in tasks]
+        found = self.patient(lambda: self.store.pipelined(commands))
+        return Counter(text(status) for status in found)
 
     def patient(self, use: Callable[[], T], patience: float = PATIENCE_S) -> T:
         """Again while the server is away or busy."""

@@ -1,6 +1,7 @@
 """A TCP proxy before a Redis server that does, by command, what networks do.
 
-    drop(n)          the next n replies are lost: the server has carried the command out, the client's connection closes
+    drop(kind)       the next reply of that kind ("": of any) is lost: the server has carried the command out, the
+                     client's connection closes. `name` tells the kind of a request
     delay = 0.05     seconds that every reply is late
     blackhole(True)  takes everything, passes nothing, keeps the connections; new ones too
     half_close()     ends the server's side of every connection, as a peer that is gone but for its socket
@@ -13,6 +14,8 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -21,6 +24,7 @@ class _Link:
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, server
+        self.asked = b""
         for source, target, replies in ((client, server, False), (server, client, True)):
             threading.Thread(target=self._pump, args=(source, target, replies), daemon=True).start()
 
@@ -29,7 +33,9 @@ class _Link:
             while data := source.recv(1 << 18):
                 if self.proxy.swallows(self):
                     continue
-                if replies and self.proxy.takes_reply():
+                if not replies:
+                    self.asked = data
+                elif self.proxy.takes_reply(self.asked):
                     break
                 if replies and self.proxy.delay:
                     time.sleep(self.proxy.delay)
@@ -56,25 +62,32 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
-        self._to_drop = 0
+        self._to_drop: Counter[str] = Counter()
+        self.name: Callable[[bytes], str] = lambda asked: ""
         self._hole: set[_Link] | None = None  # links that were swallowed once never speak again
         self._swallowing = False
         self.delay = 0.0
-        self.dropped = 0
+        self.dropped: Counter[str] = Counter()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
 
-    def drop(self, count: int = 1) -> None:
-        """As many replies beyond those that are still to be dropped."""
+    def drop(self, kind: str = "") -> None:
+        """One more reply beyond those that are still to be dropped."""
         with self._lock:
-            self._to_drop += count
+            self._to_drop[kind] += 1
+
+    @property
+    def pending(self) -> int:
+        """Replies still to be dropped."""
+        with self._lock:
+            return self._to_drop.total()
 
     def spare(self) -> None:
         with self._lock:
-            self._to_drop = 0
+            self._to_drop.clear()
 
     def blackhole(self, on: bool) -> None:
         """Connections that were open while it was on stay dead: what they said is gone."""
@@ -105,12 +118,16 @@ class Proxy:
 
     # For links
 
-    def takes_reply(self) -> bool:
+    def takes_reply(self, asked: bytes) -> bool:
         with self._lock:
-            if not self._to_drop:
+            if not self._to_drop.total():
                 return False
-            self._to_drop -= 1
-            self.dropped += 1
+            kind = self.name(asked)
+            found = next((each for each in (kind, "") if self._to_drop[each]), None)
+            if found is None:
+                return False
+            self._to_drop[found] -= 1
+            self.dropped[kind] += 1
             return True
 
     def swallows(self, link: _Link) -> bool:

@@ -5,6 +5,7 @@ A scenario injects up to `budget` faults and returns; the world then heals, and 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,6 +38,21 @@ def scenario(row: int, most: int, **settings: object) -> Callable[[Action], Acti
         return action
 
     return register
+
+
+def volleys(
+    world: World, name: str, budget: int, size: int, inject: Callable[[], int], low: float, high: float
+) -> None:
+    """`budget` faults in a row, noted `size` at a time with the tasks that ran when the volley began."""
+    done = 0
+    while done < budget:
+        held, began, count = world.observer.in_flight(), time.time(), 0
+        while count < min(size, budget - done):
+            count += inject()
+            world.pause(low, high)
+        world.fault(name, held, reruns=False, since=began, count=count)
+        done += count
+    world.flowing()
 
 
 def load() -> dict[str, Scenario]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,11 +11,12 @@ import time
 from contextlib import suppress
 
 from broker.errors import BrokerError
-from tests.chaos.scenarios import scenario
+from tests.chaos.scenarios import scenario, volleys
 from tests.chaos.world import World
 from tests.support.fleet import ROOT
 from tests.support.servers import redis_server
 
+RESUME_S = 5.0  # after a restart; no lease has to run out for it
 BUSY_LUA = "local until_ = tonumber(ARGV[1]) while true do if redis.call('TIME')[1] * 1 >= until_ then return 1 end end"
 
 
@@ -25,8 +28,12 @@ def restart_server(world: World, budget: int) -> None:
         held = world.observer.in_flight()
         began = time.time()
         world.server.restart()
-        world.fault("server restarted", held, reruns=False, since=began)
+        world.fault("server restarted", held, reruns=False, since=began, resume=RESUME_S)
         world.flowing(10)
+
+
+def _at_least(tasks: list[str], number: int) -> list[str]:
+    return tasks if len(tasks) >= number else []
 
 
 def _kill_server(world: World, budget: int) -> None:
@@ -37,7 +44,7 @@ def _kill_server(world: World, budget: int) -> None:
         world.server.kill()
         world.server.start()
         held = world.observer.in_flight()
-        world.fault("server killed", held, reruns=True, since=began)
+        world.fault("server killed", held, reruns=True, since=began, resume=RESUME_S)
         world.flowing(10)
 
 
@@ -53,12 +60,11 @@ def kill_synced_server(world: World, budget: int) -> None:
     _kill_server(world, budget)
 
 
-@scenario(8, 2, latency="300ms", jitter="200ms", slots=16, outstanding=80)
+@scenario(8, 2, lease=3.0, latency="1500ms", jitter="500ms", slots=70, outstanding=260, batch=50)
 def server_away(world: World, budget: int) -> None:
-    """Away for longer than a lease: when it is back every lease looks expired."""
+    """Away for two leases, 200 tasks in flight: when it is back every lease looks expired, and nothing runs twice."""
     for _ in range(min(budget, 2)):
-        world.pause(0.8, 1.2)
-        held = world.observer.in_flight()
+        held = world.until(lambda: _at_least(world.observer.in_flight(), 200), "200 tasks are in flight")
         began = time.time()
         world.server.stop()
         world.pause(world.settings.lease * 2)
@@ -81,24 +87,39 @@ def hang_server(world: World, budget: int) -> None:
         world.flowing(15)
 
 
-@scenario(9, 150)
+@scenario(9, 3)
+def sleep_server(world: World, budget: int) -> None:
+    """DEBUG SLEEP for three leases: one command holds the server."""
+    for _ in range(min(budget, 3)):
+        world.pause(0.3, 0.8)
+        held, began = world.observer.in_flight(), time.time()
+        end = began + world.settings.lease * 3
+        _quietly(world, "DEBUG", "SLEEP", f"{world.settings.lease * 3:g}")
+        world.pause(max(0.0, end - time.time()))
+        world.fault("DEBUG SLEEP for three leases", held, reruns=False, since=began)
+        world.flowing(15)
+
+
+@scenario(9, 250)
 def kill_clients(world: World, budget: int) -> None:
     """CLIENT KILL of every connection, several times a second."""
-    for _ in range(budget):
+
+    def inject() -> int:
         world.server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        world.pause(0.02, 0.15)
-    world.fault("CLIENT KILL", [], reruns=False, count=budget)
-    world.flowing()
+        return 1
+
+    volleys(world, "CLIENT KILL", budget, 25, inject, 0.02, 0.15)
 
 
-@scenario(9, 500)
+@scenario(9, 350)
 def flush_scripts(world: World, budget: int) -> None:
     """SCRIPT FLUSH, over and over."""
-    for _ in range(budget):
+
+    def inject() -> int:
         world.server.command("SCRIPT", "FLUSH")
-        world.pause(0.0, 0.05)
-    world.fault("SCRIPT FLUSH", [], reruns=False, count=budget)
-    world.flowing()
+        return 1
+
+    volleys(world, "SCRIPT FLUSH", budget, 50, inject, 0.0, 0.05)
 
 
 @scenario(9, 4)
@@ -159,19 +180,26 @@ def memory_full(world: World, budget: int) -> None:
         world.server.command("CONFIG", "SET", "maxmemory", "1mb")
         world.until(lambda had=refused: world.refused > had, "a producer is told", 20)  # type: ignore[misc]
         world.until(lambda ran=held: not set(ran) & set(world.observer.open_tasks()), "it has its outcome", 30)  # type: ignore[misc]
+        leaving = world.rng.choice(world.pids)  # it drains although the memory is full
+        os.kill(leaving, signal.SIGTERM)
+        world.until(lambda pid=leaving: pid not in world.pids, "a process has drained", 30)  # type: ignore[misc]
+        world.fault("memory full", [], reruns=False, pid=leaving, count=0)
         world.server.command("CONFIG", "SET", "maxmemory", "0")
+        world.complete()
         world.fault("memory full", held, reruns=False, since=began)
         world.flowing()
 
 
-@scenario(17, 1)
+@scenario(17, 3)
 def unsuitable_server(world: World, budget: int) -> None:
     """A worker refuses to start on a server that evicts, and names the setting."""
-    with redis_server(config={"maxmemory-policy": "allkeys-lru"}) as server:
-        command = [sys.executable, "-m", "broker.cli", "worker", "-c", str(world.fleets[0].file), "--redis", server.url]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if ended.returncode == 0 or "maxmemory-policy" not in ended.stderr + ended.stdout:
-        raise AssertionError(f"not refused: status {ended.returncode}, {ended.stderr}")
-    world.fault("unsuitable server", [], reruns=False)
+    for policy in ("allkeys-lru", "volatile-ttl", "allkeys-random")[:budget]:
+        with redis_server(config={"maxmemory-policy": policy}) as server:
+            command = [sys.executable, "-m", "broker.cli", "worker", "-c", str(world.fleets[0].file)]
+            command += ["--redis", server.url]
+            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        if ended.returncode == 0 or "maxmemory-policy" not in ended.stderr + ended.stdout:
+            raise AssertionError(f"not refused: status {ended.returncode}, {ended.stderr}")
+        world.fault("unsuitable server", [], reruns=False)
     with suppress(BrokerError):
         world.flowing()

@@ -14,14 +14,16 @@ KILLED = {"fault": "process killed", "until": 102.0, "in_flight": ["b"], "reruns
 def history() -> list[Line]:
     """Two tasks; b ran twice, because a fault met it."""
     lines: list[Line] = [
-        {"kind": "meta", "t": 100.0, "scenario": "x", "seed": 1, "lease": 2.0, "recovery": 20.0, "window": 0.0},
+        {"kind": "meta", "t": 100.0, "scenario": "x", "seed": 1, "lease": 2.0, "recovery": 20.0, "window": 0.0,
+         "slots": 4},
         {"kind": "processes", "t": 100.0, "moment": "start", "pids": [7, 8]},
         {"kind": "leases", "t": 101.0, "held": {"e0": [["a", "1.0.p-7-x"]], "e1": [["b", "1.0.p-7-x"]]}},
         {"kind": "fault", "t": 102.0, **KILLED},
     ]
     for task, outcome in (("a", "ok"), ("b", "ok")):
         settled = {"task": task, "outcome": outcome, "digest": f"d{task}", "end": 105.0}
-        rest = {"attempts": 1, "claims": 1, "lost": 0, "max": 3, "retries": [], "deadline": 0.0}
+        rest = {"attempts": 1, "claims": 1, "lost": 0, "max": 3, "retries": [], "deadline": 0.0,
+                "failures": 0, "times": [101.0, 104.9]}
         lines += [
             {"kind": "ack", "t": 100.5, "task": task, "word": "queued"},
             {"kind": "hit", "t": 103.0, "task": task, "endpoint": "e0", "attempt": 1, "outcome": "200", "began": 101.0},
@@ -32,6 +34,11 @@ def history() -> list[Line]:
     return [
         *lines,
         {"kind": "hit", "t": 104.0, "task": "b", "endpoint": "e1", "attempt": 1, "outcome": "200", "began": 103.0},
+        *(
+            {"kind": "hit", "t": 104.0, "task": "b", "endpoint": "e2", "attempt": 1, "outcome": "429", "began": began}
+            for began in (102.0, 102.1, 102.2)
+        ),
+        {"kind": "expect", "t": 104.0, "task": "b", "outcome": "ok", "lost": 0},
         {"kind": "counters", "t": 108.0, "pool": {"n_ok": 2, "n_enqueued": 2}, "served": 2, "failed": 0},
         {"kind": "rest", "t": 108.0, "slots": 0, "wip": 0, "scheduled": 0, "listed": 0, "waiting": 1},
         {"kind": "keys", "t": 108.0, "found": [["rq:x:pool:llm", "hash", -1], ["rq:finished:llm", "zset", -1]]},
@@ -48,8 +55,9 @@ def find(lines: list[Line], kind: str, **wanted: Any) -> Line:
 def test_a_good_history_holds() -> None:
     verdict = check(history())
     assert verdict.violations == []
-    assert (verdict.tasks, verdict.hits, verdict.extra, verdict.extra_bound) == (2, 3, 1, 1)
+    assert (verdict.tasks, verdict.hits, verdict.extra, verdict.extra_bound) == (2, 6, 1, 1)
     assert verdict.recovery == {"process killed": 3.0}
+    assert verdict.resumed == {"process killed": 3.0}
 
 
 CHANGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -62,7 +70,13 @@ CHANGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "E attempts": ("final", {"task": "a"}, {"attempts": 4}),
     "E early": ("final", {"task": "b"}, {"retries": [[102.0, 103.9]]}),
     "E late": ("final", {"task": "b"}, {"deadline": 102.0}),
+    "A other than expected": ("expect", {}, {"outcome": "poison"}),
+    "E count": ("final", {"task": "a"}, {"failures": 1}),
+    "E asked in a pause": ("meta", {}, {"slots": 1}),
+    "E time": ("final", {"task": "a"}, {"times": [-500.0, 104.9]}),
     "F slow": ("fault", {}, {"until": 80.0}),
+    "F not resumed": ("fault", {}, {"until": 106.0, "resume": 5.0}),
+    "F unowned": ("meta", {}, {"unowned": 0.1}),
     "G slot": ("rest", {}, {"slots": 1}),
     "G key": ("keys", {}, {"found": [["rq:x:bell:p", "list", -1]]}),
     "H counter": ("counters", {}, {"pool": {"n_ok": 3, "n_enqueued": 2}}),
@@ -76,6 +90,28 @@ def test_it_sees(name: str) -> None:
     lines = history()
     find(lines, kind, **wanted).update(change)
     assert name[0] in {invariant for invariant, _ in check(lines).violations}
+
+
+def test_a_request_may_be_sent_once_more_within_its_attempt_and_no_more() -> None:
+    lines = history()
+    again: Line = {**find(lines, "hit", task="a"), "outcome": "reset"}
+    assert check([*lines, again]).violations == []
+    assert {invariant for invariant, _ in check([*lines, again, again]).violations} == {"D"}
+
+
+def test_faults_in_a_row_count_from_the_last_of_them() -> None:
+    lines = history()
+    find(lines, "fault").update(until=80.0, in_a_row=True)
+    later: Line = {"kind": "fault", "t": 90.0, **KILLED, "until": 90.0, "in_flight": [], "in_a_row": True}
+    assert check([*lines, later]).recovery == {"process killed": 15.0}
+
+
+def test_where_nothing_may_fail_a_second_attempt_is_a_violation() -> None:
+    lines = history()
+    find(lines, "meta")["all_ok"] = True
+    assert check(lines).violations == []
+    find(lines, "final", task="a").update(attempts=2, failures=1)
+    assert {invariant for invariant, _ in check(lines).violations} == {"A"}
 
 
 def test_a_killed_server_may_lose_its_last_moments_and_no_more() -> None:

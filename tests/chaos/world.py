@@ -84,6 +84,7 @@ class World:
         self._number = 0
         self._killed: set[int] = set()  # a killed process is listed until its parent has looked
         self.refused = 0  # enqueues that were told FULL
+        self.sending: list[str] | None = None  # not acknowledged yet
         self.server: RealServer = self._stack.enter_context(redis_server(_kind(), config))
         links = settings.fleets + settings.lossy_producer
         self.proxies = [Proxy(self.server.port) for _ in range(links)]  # the producer's is the last
@@ -209,10 +210,15 @@ class World:
             while self._producing.is_set():
                 due += self.settings.batch / self.settings.rate if self.settings.rate else 0.0
                 time.sleep(max(0.0, due - time.monotonic()))
-                if self.idle.is_set() or self.observer.waiting >= self.settings.outstanding:
+                if self.idle.is_set() or self.full:
                     time.sleep(0.01)
                     continue
                 self._send(broker, [self._item() for _ in range(self.settings.batch)])
+
+    @property
+    def full(self) -> bool:
+        """As many tasks are outstanding as may be."""
+        return self.observer.waiting >= self.settings.outstanding
 
     def _item(self) -> tuple[Request, TaskOptions]:
         self._number += 1
@@ -225,6 +231,7 @@ class World:
         """Until it is acknowledged, by the same ids: what a careful producer does."""
         ids = [options.id for _, options in items if options.id]
         self.observer.watch(ids)
+        self.sending, sent = ids, time.time()
         while True:
             try:
                 broker.enqueue_many(POOL, items)
@@ -233,7 +240,8 @@ class World:
                 self.refused += "memory limit" in str(error) or "full" in str(error)
                 time.sleep(0.05)
         for task in ids:
-            self.history.write("ack", task=task, word="queued")
+            self.history.write("ack", task=task, word="queued", sent=sent)
+        self.sending = None
         with suppress(BrokerError):
             store = self.observer.store
             store.run(store.scripts.watch(POOL, REPLY, ids))
@@ -242,6 +250,7 @@ class World:
 
     def finish(self) -> None:
         """No more faults, no more tasks: all that was acknowledged is waited for, and everything is read again."""
+        self.idle.clear()
         for proxy in self.proxies:
             proxy.spare()
             proxy.blackhole(False)
