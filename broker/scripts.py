@@ -257,8 +257,9 @@ class Scripts(AdminScripts):
     def promote(self, pool: str) -> Command[int]:
         return self._command("promote", pool, [], int)
 
-    def reap(self, pool: str, *, max_deliveries: int, dead_letter_ttl: float) -> Command[Reaped]:
-        args = [max_deliveries, in_ms(dead_letter_ttl)]
+    def reap(self, pool: str, *, max_deliveries: int, dead_letter_ttl: float, lease: float) -> Command[Reaped]:
+        """Nothing for one lease after an outage: who lives is to renew first."""
+        args = [max_deliveries, in_ms(dead_letter_ttl), in_ms(lease)]
         return self._command("reap", pool, args, lambda reply: Reaped(*map(int, reply)))
 
     def expire(self, pool: str, *, result_ttl: float) -> Command[int]:

@@ -77,7 +77,6 @@ class Housekeeper:
             log.debug("farewell: %s", error)
 
     def _run(self) -> None:
-        connected_since = time.monotonic()
         renewed = swept = time.monotonic()
         while not self._stop.wait(min(self._lease / RENEW_SHARE, 1.0)):
             now = time.monotonic()
@@ -87,14 +86,12 @@ class Housekeeper:
                     self.tell_rq()
                     renewed = now
                 if now - swept >= SWEEP_S:
-                    # After an outage every lease looks expired; whoever is alive must get to renew first.
-                    self._sweep(may_reap=now - connected_since > self._lease)
+                    self._sweep()
                     self._begin_scrubs()
                     swept = now
                 self._scrub()
             except BrokerError as error:
                 log.debug("housekeeping: %s", error)
-                connected_since = time.monotonic()
             except Exception:
                 log.exception("housekeeping failed; going on")
 
@@ -127,7 +124,7 @@ class Housekeeper:
 
     # Sweeping: whoever takes the ticket
 
-    def _sweep(self, *, may_reap: bool) -> None:
+    def _sweep(self) -> None:
         for dispatcher in list(self._dispatchers):
             pool, queue = dispatcher.pool.name, dispatcher.pool.queue
             scripts = self._store.scripts
@@ -135,12 +132,11 @@ class Housekeeper:
                 continue
             self._until_done(scripts.promote(pool))
             self._until_done(scripts.expire(pool, result_ttl=queue.result_ttl))
-            if may_reap:
-                found: Reaped = self._store.run(
-                    scripts.reap(pool, max_deliveries=queue.max_deliveries, dead_letter_ttl=queue.dead_letter_ttl)
-                )
-                if found.requeued or found.poisoned:
-                    log.warning("%s: %d leases expired, %d tasks are poison", pool, found.requeued, found.poisoned)
+            most, dead_ttl = queue.max_deliveries, queue.dead_letter_ttl
+            reap = scripts.reap(pool, max_deliveries=most, dead_letter_ttl=dead_ttl, lease=queue.lease)
+            found: Reaped = self._store.run(reap)
+            if found.requeued or found.poisoned:
+                log.warning("%s: %d leases expired, %d tasks are poison", pool, found.requeued, found.poisoned)
 
     # Scrubbing: whoever takes the ticket, one piece after the other
 

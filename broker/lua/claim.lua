@@ -96,7 +96,7 @@ local function admit(id, variant)
   end
   if task[10] then
     -- RQ's own requeue put a dead letter back: a redrive.
-    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_dl', 'x_why', 'x_ans', 'x_body', 'x_end',
+    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_sus', 'x_dl', 'x_why', 'x_ans', 'x_body', 'x_end',
       'exc_info')
     call('PERSIST', job_key(id))
     hold_idem(id)

@@ -2,11 +2,13 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, process, lease ms, k, then k endpoint ids it serves, n, then n times 3: id, lease, endpoint
 -- Returns n words: "held" | "lost" | "canceled" | "already"
+-- needs: contact
 -- An expired lease that nobody reaped yet is still its holder's, and is renewed.
 
 local now = server_ms()
 local lease_ms, k = tonumber(ARGV[4]), tonumber(ARGV[5])
 call('PEXPIRE', P .. ':x:bell:' .. ARGV[3], 60000) -- a write that Redis allows when its memory is full opens the door
+in_contact(now, lease_ms)
 for i = 1, k do
   if known(ARGV[5 + i]) then call('HSET', endpoint_key(ARGV[5 + i]), 'seen', int(now)) end
 end

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker import Broker, Request
+from broker.scripts import load
 from tests.support.endpoints import simulated_endpoints
 from tests.support.fleet import fleet, in_flight, pool_config, starting, until
+from tests.support.proxy import ReplyDropper, reply_dropper
 from tests.support.servers import redis_server
 
 CHAT = Request("POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 LEASE_S = 3  # short, so that the tests are; 30 s by default
 QUEUE = {"lease": f"{LEASE_S}s"}
+
+
+@contextmanager
+def losing(proxy: ReplyDropper, marker: bytes, every: float) -> Iterator[None]:
+    """One reply to a request that contains `marker` is lost each so many seconds, and its connection with it."""
+    over = threading.Event()
+
+    def lose() -> None:
+        while not over.wait(every):
+            proxy.drop(marker)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_killed_process_loses_nothing_and_costs_at_most_its_slots(tmp_path: Path, redis_url: str) -> None:
@@ -56,6 +79,25 @@ def test_all_killed_and_one_started_again_finishes_everything(tmp_path: Path, re
     assert Counter(result.outcome for result in results) == {"ok": 100}
     assert all(after[task] == before[task] for task in settled), "no outcome is sent twice"
     assert sum(after.values()) - 100 <= 8
+
+
+def test_a_process_whose_link_breaks_again_and_again_still_finds_what_died(tmp_path: Path) -> None:
+    with (
+        redis_server("valkey") as server,
+        reply_dropper(server.port) as proxy,
+        simulated_endpoints(1, "--latency", "600s") as (endpoint,),
+        Broker(server.url) as broker,
+    ):
+        pool = {"llm": pool_config([endpoint.url], slots=4, queue=QUEUE)}
+        with fleet(tmp_path, server.url, pool, 1) as first:
+            tasks = broker.enqueue_many("llm", [CHAT] * 4)
+            until(lambda: endpoint.stats()["in_flight"] == 4, "four run")
+            os.killpg(os.getpgid(first._process.pid), signal.SIGKILL)
+            first.wait()
+        endpoint.control(latency_ms=1)
+        with fleet(tmp_path, proxy.url, pool, 1), losing(proxy, load("renew").sha.encode(), LEASE_S / 2):
+            results = [task.result(timeout=60) for task in tasks]
+    assert Counter(result.outcome for result in results) == {"ok": 4}
 
 
 def test_a_drain_finishes_what_runs_and_leaves_the_rest(tmp_path: Path, redis_url: str) -> None:

@@ -198,7 +198,7 @@ def test_a_task_whose_process_died_and_one_that_is_unknown(broker: Broker, store
     task = broker.enqueue(POOL, NpuTask("text_analysis", {"text": "x"}))
     claim(store, POOL)
     store.pipelined([("ZADD", store.keys.slots(POOL, "vm1"), 1, task.id)])
-    assert store.run(store.scripts.reap(POOL, max_deliveries=1, dead_letter_ttl=60.0)).poisoned == 1
+    assert store.run(store.scripts.reap(POOL, max_deliveries=1, dead_letter_ttl=60.0, lease=0.0)).poisoned == 1
     view = admin.dead_show(store, task.id)
     assert (view.state, view.lost, view.history[0].kind) == ("poison", 1, "lease_lost")
     assert view.history[0].ended_at == pytest.approx(time.time(), abs=60)

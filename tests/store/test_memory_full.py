@@ -76,7 +76,7 @@ def test_housekeeping_goes_on(verbs: Verbs) -> None:
     verbs.cancel("late")
     verbs.redrive("late")
     verbs.claim("p1", a=2)
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     with memory_full(verbs):
         assert verbs.expire() == 1, "it runs, and is left to its worker"
         assert verbs.promote() == 1

@@ -252,6 +252,6 @@ def test_cancel_of_a_running_task_tells_its_process_and_keeps_the_slot_until_it_
 def test_the_slot_of_a_canceled_task_whose_process_died_is_reaped(verbs: Verbs) -> None:
     run_one(verbs)
     verbs.cancel("t")
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     assert verbs.reap() == Reaped(0, 0, 1)
     assert verbs.redrive("t") == ["queued"]

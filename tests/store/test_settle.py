@@ -29,7 +29,7 @@ def test_finish_of_a_repeat_answers_already(verbs: Verbs) -> None:
 def test_a_zombie_is_refused(verbs: Verbs, verb: str) -> None:
     """Its lease ran out, somebody else runs the task now."""
     zombie = run_one(verbs)
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     verbs.reap()
     verbs.clock.advance(500)
     (lease,) = verbs.claim("p2", a=1)
@@ -62,7 +62,7 @@ def test_what_an_attempt_tells_of_its_endpoint_counts_once(verbs: Verbs, verb: s
 
 def test_what_a_lost_attempt_tells_of_its_endpoint_counts_once(verbs: Verbs) -> None:
     zombie = run_one(verbs)
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     verbs.reap()
     assert [verbs.retry(zombie), verbs.retry(zombie)] == [["lost"], ["lost"]]
     assert (verbs.endpoint("a", "failed"), verbs.endpoint("a", "fails")) == ("1", "1")
@@ -190,7 +190,7 @@ def test_redrive_starts_anew(verbs: Verbs) -> None:
 
 def test_a_zombie_from_before_a_redrive_is_refused(verbs: Verbs) -> None:
     zombie = run_one(verbs)
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     verbs.reap(max_deliveries=1)
     assert (verbs.outcome("t"), verbs.redrive("t")) == ("poison", ["queued"])
     assert verbs.finish(zombie) == ["lost"]
@@ -204,7 +204,7 @@ def test_a_zombie_from_before_a_redrive_is_refused(verbs: Verbs) -> None:
 def test_renew_keeps_a_lease_alive(verbs: Verbs) -> None:
     lease = run_one(verbs)
     for _ in range(5):
-        verbs.clock.advance(LEASE - 1)
+        verbs.pass_time(LEASE - 1)
         assert verbs.renew("p1", lease) == ["held"]
         assert verbs.reap() == Reaped(0, 0, 0)
 
@@ -230,7 +230,7 @@ def test_renew_does_not_bring_a_removed_endpoint_back(verbs: Verbs) -> None:
 @pytest.mark.parametrize("verb", ["retry", "dead_letter", "release"])
 def test_a_late_settle_does_not_bring_a_removed_endpoint_back(verbs: Verbs, verb: str) -> None:
     lease = run_one(verbs)
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     verbs.register(row("b"))
     verbs.reap()
     assert getattr(verbs, verb)(lease) == ["lost"]
@@ -240,7 +240,7 @@ def test_a_late_settle_does_not_bring_a_removed_endpoint_back(verbs: Verbs, verb
 
 def test_reap_puts_back_with_a_delay_and_counts_no_attempt(verbs: Verbs) -> None:
     run_one(verbs)
-    verbs.clock.advance(LEASE - 1)
+    verbs.pass_time(LEASE - 1)
     assert verbs.reap() == Reaped(0, 0, 0)
     verbs.clock.advance(1)
     assert verbs.reap() == Reaped(1, 0, 0)
@@ -255,7 +255,7 @@ def test_reap_gives_up_after_five_deliveries(verbs: Verbs) -> None:
     verbs.enqueue("t")
     for delivery in range(1, 6):
         assert ids(verbs.claim("p1", a=1)) == ["t"]
-        verbs.clock.advance(LEASE)
+        verbs.pass_time(LEASE)
         assert verbs.reap() == (Reaped(1, 0, 0) if delivery < 5 else Reaped(0, 1, 0))
         verbs.clock.advance(30_000)
     assert (verbs.outcome("t"), verbs.in_flight("a"), verbs.claim("p1", a=1)) == ("poison", 0, [])
@@ -264,5 +264,5 @@ def test_reap_gives_up_after_five_deliveries(verbs: Verbs) -> None:
 def test_reap_survives_a_task_that_lost_its_lease_field(verbs: Verbs) -> None:
     run_one(verbs)
     verbs.store.redis.hdel(verbs.store.keys.job("t"), "x_lease")
-    verbs.clock.advance(LEASE)
+    verbs.pass_time(LEASE)
     assert verbs.reap() == Reaped(1, 0, 0)

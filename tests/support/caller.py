@@ -62,7 +62,7 @@ def _any_task(choose: Choose) -> dict[str, Any]:
 def any_call(choose: Choose) -> Call:
     name = choose(
         ("work",) * 7 + ("enqueue",) * 3 + ("settle",) * 4 + ("advance", "sweep") * 2 + ("burst", "claim") * 2
-        + ("manage", "redrive", "cancel", "register", "leave", "purge")
+        + ("manage", "redrive", "cancel", "register", "leave", "purge", "crash")
     )  # fmt: skip
     return name, _arguments(name, choose)
 
@@ -91,7 +91,10 @@ def _arguments(name: str, choose: Choose) -> dict[str, Any]:
         case "advance":
             return {"ms": choose((1, 60, 150, 500, 1000, 2500, 6000, 6000, 31_000, 60_000, 120_000))}
         case "sweep":
-            return {"ms": choose((0, 1000, 6000, 31_000)), "deliveries": choose((1, 2, 5))}
+            quiet = choose((False, False, False, True))  # whether nobody was in contact
+            return {"ms": choose((0, 1000, 6000, 31_000)), "deliveries": choose((1, 2, 3, 3, 5)), "quiet": quiet}
+        case "crash":
+            return {"process": choose(PROCESSES), "times": choose((1, 2, 3)), "ms": choose((500, 1000, 2500))}
         case "burst":
             return {"more": choose(range(1, 13)), "process": choose(PROCESSES)}
         case "claim":
@@ -203,11 +206,24 @@ class Caller:
     def advance(self, ms: int) -> None:
         self.twin.advance(ms)
 
-    def sweep(self, ms: int, deliveries: int) -> None:
-        self.twin.advance(ms)
+    def sweep(self, ms: int, deliveries: int, quiet: bool) -> None:
+        if quiet:
+            self.twin.advance(ms)
+        else:
+            self.twin.pass_time(ms)
         self.twin.expire()
         self.twin.reap(deliveries)
         self.twin.promote()
+
+    def crash(self, process: str, times: int, ms: int) -> None:
+        """A process takes what it can and dies, again and again; tasks are poison after the third time."""
+        for _ in range(times):
+            self.twin.claim(process, dict.fromkeys(ENDPOINTS, 5))
+            self.twin.check()
+            self.twin.pass_time(31_000)
+            self.twin.reap(3)
+            self.twin.pass_time(ms)
+            self.twin.promote()
 
     def cancel(self, chosen: Sequence[int]) -> None:
         self.twin.cancel(self._ids(chosen, dead=False))

@@ -137,6 +137,7 @@ class Model(State):
         return max(1, min(times)) if times else -1
 
     def renew(self, process: str, endpoints: Sequence[str], leases: Sequence[Lease], lease: int) -> list[str]:
+        self._in_contact(lease)
         for name in endpoints:
             if name in self.pool.endpoints:
                 self.pool.endpoints[name].seen = self.now
@@ -234,13 +235,15 @@ class Model(State):
             self._announce()
         return count
 
-    def reap(self, max_deliveries: int, dead_ttl: int) -> Reaped:
+    def reap(self, max_deliveries: int, dead_ttl: int, lease: int) -> Reaped:
         requeued = poisoned = freed = 0
+        amnesty = self.now < self._in_contact(lease)
         for name, one in list(self.pool.listeners.items()):
             if self.now - one.spoke > 60_000:
                 del self.pool.listeners[name]
         for name, endpoint in list(self.pool.endpoints.items()):
-            for task in [self.tasks[task_id] for task_id, expiry in endpoint.slots.items() if expiry <= self.now]:
+            expired = [] if amnesty else [name for name, expiry in endpoint.slots.items() if expiry <= self.now]
+            for task in [self.tasks[task_id] for task_id in expired]:
                 del endpoint.slots[task.id]
                 self.wip.pop(f"{task.id}:{task.lease}", None)
                 task.late = (*task.late, task.lease)[-8:]
@@ -262,6 +265,7 @@ class Model(State):
             why = f"poison: delivered {task.lost} times and no process lived to settle it"
             self._conclude(task, "poison", "failed", dead_ttl, why)
             return True
+        task.suspect = task.suspect or 2 <= task.lost == max_deliveries - 1
         task.lease, task.endpoint, task.run = "", "", 0
         self._schedule(task, self.now + min(30_000, 500 * 2 ** (task.lost - 1)))
         self.counters["n_reaped"] += 1
@@ -317,7 +321,7 @@ class Model(State):
                 self.registries["canceled"].pop(task.id, None)
                 task.outcome = task.why = task.answer = ""
                 task.attempts = task.lost = task.deadline = task.ended = 0
-                task.excluded, task.body = (), b""
+                task.excluded, task.body, task.suspect = (), b"", False
                 if task.idem and self.idem.get(task.idem, (task.id, ""))[0] == task.id:
                     self.idem[task.idem], self.idem_days[task.idem] = (task.id, task.digest), 14
                 self._make_ready(task)

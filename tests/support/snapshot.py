@@ -80,6 +80,9 @@ def read(store: Store, pool: str) -> dict[str, Any]:
         },
         "replies": {name: sorted(one.decode() for one in ids) for name, ids in under("x:reply:").items()},
         "counters": {name.decode(): int(count) for name, count in settings.items() if name.startswith(b"n_")},
+        "contact": int(settings.get(b"contact", 0)),
+        "amnesty": int(settings.get(b"amnesty", 0)),
+        "suspect": settings.get(b"suspect", b"").decode(),
         "turn": int(settings.get(b"turn", 0)),
         "seq": int(settings.get(b"seq", 0)),
     }
@@ -112,7 +115,7 @@ def _task(fields: Hash, expires: bool) -> dict[str, Any]:
         "answer": text("x_ans"), "body": fields.get(b"x_body", b""), "history": text("x_hist"),
         "deadline": number("x_dl"), "at": number("x_at"), "born": number("x_born"), "digest": text("x_dig"),
         "priority": text("x_pri") or "normal", "requires": text("x_req"), "expires": expires,
-        "late": text("x_late"),
+        "late": text("x_late"), "suspect": text("x_sus") == "1",
     }  # fmt: skip
 
 

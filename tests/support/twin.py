@@ -80,8 +80,15 @@ class Twin:
     def promote(self) -> None:
         self._same("promote", self.verbs.promote(), self.model.promote())
 
+    def pass_time(self, ms: int) -> None:
+        """As `Verbs.pass_time`."""
+        self.renew("bystander", [], [])
+        for step in [LEASE // 3] * (ms // (LEASE // 3)) + [ms % (LEASE // 3)]:
+            self.advance(step)
+            self.renew("bystander", [], [])
+
     def reap(self, max_deliveries: int) -> None:
-        self._same("reap", self.verbs.reap(max_deliveries), self.model.reap(max_deliveries, 2 * DAY))
+        self._same("reap", self.verbs.reap(max_deliveries), self.model.reap(max_deliveries, 2 * DAY, LEASE))
 
     def expire(self) -> None:
         self._same("expire", self.verbs.expire(), self.model.expire(DAY))

@@ -123,7 +123,15 @@ class Verbs:
         return self.run(self.scripts.promote(POOL))
 
     def reap(self, max_deliveries: int = 5) -> Reaped:
-        return self.run(self.scripts.reap(POOL, max_deliveries=max_deliveries, dead_letter_ttl=2 * DAY / 1000))
+        days, lease = 2 * DAY / 1000, LEASE / 1000
+        return self.run(self.scripts.reap(POOL, max_deliveries=max_deliveries, dead_letter_ttl=days, lease=lease))
+
+    def pass_time(self, ms: int, process: str = "bystander") -> None:
+        """The clock goes on while a process renews what it holds, which is nothing: the pool is in contact."""
+        self.renew(process)
+        for step in [LEASE // 3] * (ms // (LEASE // 3)) + [ms % (LEASE // 3)]:
+            self.clock.advance(step)
+            self.renew(process)
 
     def expire(self) -> int:
         return self.run(self.scripts.expire(POOL, result_ttl=DAY / 1000))
