@@ -12,11 +12,11 @@ from tests.support.machine import run_machine, walk
 SCALE = 10 if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else 1
 
 
-@pytest.mark.timeout(60 * SCALE)
+@pytest.mark.timeout(180 * SCALE)
 def test_random_calls_that_hypothesis_draws_and_shortens(store: Store) -> None:
     run_machine(store, examples=40 * SCALE)
 
 
-@pytest.mark.timeout(60 * SCALE)
+@pytest.mark.timeout(180 * SCALE)
 def test_a_long_walk(store: Store) -> None:
     walk(store, runs=40 * SCALE)

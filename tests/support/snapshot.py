@@ -23,13 +23,17 @@ def leaks(store: Store, clock_key: str = "") -> list[str]:
     """Keys that are not on the list in broker/keys.py, or that should have a TTL and have none."""
     prefix = store.keys.prefix + ":"
     found = []
-    for key, ttl in _ttls(store).items():
+    ttls = _ttls(store)
+    jobs = [key for key in ttls if key.startswith(f"{prefix}job:")]
+    rows = store.pipelined([("HMGET", key, "x_out", "status") for key in jobs])
+    ended = {key: outcome is not None or status == b"finished" for key, (outcome, status) in zip(jobs, rows, strict=True)}
+    for key, ttl in ttls.items():
         has_ttl = ttl >= 0
         name = key.removeprefix(prefix)
         if key == clock_key or (name != key and name.startswith(PERMANENT + GONE_WHEN_EMPTY)):
             continue
         if name.startswith("job:"):
-            if has_ttl != (store.redis.hexists(key, "x_out") or store.redis.hget(key, "status") == b"finished"):
+            if has_ttl != ended[key]:
                 found.append(f"{key}: TTL {has_ttl}")
         elif not (name.startswith(WITH_TTL) and has_ttl):
             found.append(f"{key}: TTL {has_ttl}")

@@ -83,7 +83,7 @@ class Twin:
     def pass_time(self, ms: int) -> None:
         """As `Verbs.pass_time`."""
         self.renew("bystander", [], [])
-        for step in [LEASE // 3] * (ms // (LEASE // 3)) + [ms % (LEASE // 3)]:
+        for step in [LEASE // 2] * (ms // (LEASE // 2)) + [ms % (LEASE // 2)]:
             self.advance(step)
             self.renew("bystander", [], [])
 

@@ -129,7 +129,7 @@ class Verbs:
     def pass_time(self, ms: int, process: str = "bystander") -> None:
         """The clock goes on while a process renews what it holds, which is nothing: the pool is in contact."""
         self.renew(process)
-        for step in [LEASE // 3] * (ms // (LEASE // 3)) + [ms % (LEASE // 3)]:
+        for step in [LEASE // 2] * (ms // (LEASE // 2)) + [ms % (LEASE // 2)]:
             self.clock.advance(step)
             self.renew(process)
 
