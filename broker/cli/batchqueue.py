@@ -148,7 +148,7 @@ class BatchQueue:
             await self._plain([("UNLINK", *(key for each in some for key in (keys.job(each), keys.results(each))))])
         gone = [
             keys.pool(pool), keys.lists(pool), keys.endpoints(pool), keys.deadlines(pool), keys.waiting(pool),
-            keys.workers(pool), registered_key(keys, pool), *queues, *registries,
+            keys.ghosts(pool), keys.workers(pool), registered_key(keys, pool), *queues, *registries,
             *(key for each in endpoints for key in (keys.endpoint(pool, each), keys.slots(pool, each))),
         ]  # fmt: skip
         await self._plain(

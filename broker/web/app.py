@@ -7,9 +7,9 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
-import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -29,18 +29,34 @@ from broker.web.guard import Guard
 from broker.web.openapi import describe
 from broker.web.operations import Api, Operation
 
+T = TypeVar("T")
+
 log = logging.getLogger("headrace.api")
 
 OPERATIONS: Final = (*pools.OPERATIONS, *tasks.OPERATIONS, *reload.OPERATIONS, *npu.OPERATIONS)
 READY_WITHIN_S: Final = 3.0
+ANSWER_WITHIN_S: Final = 10.0
+BULK_WITHIN_S: Final = 300.0  # for what may go through a whole queue; a Redis that hangs ends it sooner
+AT_ONCE: Final = 32  # requests that are at work on Redis; the others wait their turn, within their time
 CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
-def make_app(store: Store, catalog: Catalog, token: Secret | None, hosts: Collection[str] = ()) -> ASGIApp:
-    """The ASGI application. `hosts`: names it may be called by, beside those of loopback, when there is no token."""
-    api = Api(store, catalog)
+def make_app(
+    store: Store,
+    catalog: Catalog,
+    token: Secret | None,
+    hosts: Collection[str] = (),
+    *,
+    within: float = ANSWER_WITHIN_S,
+) -> ASGIApp:
+    """The ASGI application.
+
+    hosts   names it may be called by, beside those of loopback, when there is no token
+    within  seconds after which a request is answered with 503, whatever Redis does
+    """
+    api, desk = Api(store, catalog), Desk(within)
     app = Starlette(
-        routes=[*(_route(api, operation) for operation in OPERATIONS), *_plain_routes(api)],
+        routes=[*(_route(api, desk, operation) for operation in OPERATIONS), *_plain_routes(api, desk)],
         exception_handlers={HTTPException: _on_http_error, HeadraceError: _on_error, Exception: _on_fault},
     )
     app.router.redirect_slashes = False
@@ -64,25 +80,46 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _route(api: Api, operation: Operation) -> Route:
+class Desk:
+    """Where requests are worked on: in a thread each, not too many at once, and not for ever.
+
+    A thread cannot be stopped; one that Redis keeps waiting ends by the timeouts of its connection, and is counted
+    until then.
+    """
+
+    def __init__(self, within: float) -> None:
+        self.within = within
+        self._threads = ThreadPoolExecutor(AT_ONCE, "api")
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """A caller who goes away, or a limit that ends, does not wait for Redis."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def answered(self, waiting: Awaitable[T], seconds: float = 0.0) -> T:
+        """Raises ApiError after so many seconds (0: as many as any answer may take)."""
+        limit = seconds or self.within
+        try:
+            async with asyncio.timeout(limit):
+                return await waiting
+        except TimeoutError:
+            message = f"Redis did not answer within {limit:g} s: it hangs, or has too much to do; see `headrace doctor`"
+            raise ApiError(503, "redis_unavailable", message) from None
+
+
+def _route(api: Api, desk: Desk, operation: Operation) -> Route:
     async def endpoint(request: Request) -> Response:
         asked = await read(operation, request)
         if operation.waits:
-            waiting: Awaitable[Any] = operation.handler(api, asked)
-            value = await waiting
+            value = await desk.answered(operation.handler(api, asked))
         else:
-            value = await _in_thread(lambda: operation.handler(api, asked))
+            seconds = BULK_WITHIN_S if operation.bulk else 0.0
+            value = await desk.answered(desk.work(lambda: operation.handler(api, asked)), seconds)
         return answer(value, operation.status)
 
     return Route(operation.path, endpoint, methods=[operation.method], name=operation.name)
 
 
-async def _in_thread(work: Callable[[], Any]) -> Any:
-    """A caller who goes away, or a limit that ends, does not wait for Redis."""
-    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-
-
-def _plain_routes(api: Api) -> list[Route]:
+def _plain_routes(api: Api, desk: Desk) -> list[Route]:
     described = json.dumps(describe(OPERATIONS))
 
     async def livez(request: Request) -> Response:
@@ -92,7 +129,7 @@ def _plain_routes(api: Api) -> list[Route]:
         """Open to all, so it says no more than it must."""
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                await _in_thread(api.store.check)
+                await desk.work(api.store.check)
         except (BrokerUnavailable, TimeoutError):
             return _error(503, "redis_unavailable", "Redis cannot be reached")
         except BrokerError:
@@ -104,7 +141,7 @@ def _plain_routes(api: Api) -> list[Route]:
             found = [admin.status(api.store, pool) for pool in admin.pools(api.store)]
             return metrics.exposition(found)
 
-        return Response(await _in_thread(read_all), headers={"content-type": metrics.CONTENT_TYPE})
+        return Response(await desk.answered(desk.work(read_all)), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def openapi(request: Request) -> Response:
         return Response(described, media_type="application/json")

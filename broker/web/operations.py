@@ -86,7 +86,7 @@ AsyncHandler = Callable[[Api, Asked], Awaitable[Any]]
 @dataclass(frozen=True, slots=True)
 class Operation:
     """`answer`: schema of the JSON it answers with `status`; `body`: schema of what it takes, None for nothing;
-    `errors`: further statuses; `waits`: an async handler."""
+    `errors`: further statuses; `waits`: an async handler; `bulk`: may go through a whole queue, in its own time."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -98,6 +98,7 @@ class Operation:
     query: tuple[Param, ...] = ()
     errors: tuple[int, ...] = ()
     waits: bool = field(default=False)
+    bulk: bool = field(default=False)
 
     @property
     def name(self) -> str:

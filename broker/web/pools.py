@@ -232,11 +232,11 @@ OPERATIONS: Final = (
     Operation("GET", f"{_AT}/dead", list_dead, "Dead letters, newest first", _PAGE, query=_DEAD_QUERY, errors=(404,)),
     Operation(
         "POST", f"{_AT}/dead/redrive", redrive_dead, "Put dead letters back on the queue", schema_of(admin.Redriven),
-        body=CHOICE, errors=(404,),
+        body=CHOICE, errors=(404,), bulk=True,
     ),
     Operation(
         "POST", f"{_AT}/dead/purge", purge_dead, "Delete dead letters for good", record({"deleted": WHOLE}),
-        body=CHOICE, errors=(404,),
+        body=CHOICE, errors=(404,), bulk=True,
     ),
     Operation(
         "GET", f"{_AT}/dead/{{task}}", show_dead, "One of them, with its work and its last answer", schema_of(TaskView),

@@ -19,7 +19,7 @@ from broker.config import Config, load_config
 from broker.scripts import Claimed, Retry
 from broker.secret import Secret
 from broker.store import Store
-from broker.web.app import make_app
+from broker.web.app import ANSWER_WITHIN_S, make_app
 from tests.support.player import claim, echo, refuse, settle
 
 POOL = "npu"
@@ -38,14 +38,16 @@ TOKEN = "s3cret-token"
 
 
 @contextmanager
-def api_server(store: Store, config: Config | None = None, *, token: str | None = None) -> Iterator[httpx.Client]:
+def api_server(
+    store: Store, config: Config | None = None, *, token: str | None = None, within: float = ANSWER_WITHIN_S
+) -> Iterator[httpx.Client]:
     """A client of a running server. With a token it sends it; without one it sends JSON, as a browser's form cannot.
 
     The server reads the configuration's file again when it changes.
     """
     config = config or Config()
     catalog = Catalog(config, lambda: load_config(config.source, {}))
-    app = make_app(store, catalog, Secret(token) if token else None)
+    app = make_app(store, catalog, Secret(token) if token else None, within=within)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

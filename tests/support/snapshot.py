@@ -26,7 +26,7 @@ def leaks(store: Store, clock_key: str = "") -> list[str]:
     ttls = _ttls(store)
     jobs = [key for key in ttls if key.startswith(f"{prefix}job:")]
     rows = store.pipelined([("HMGET", key, "x_out", "status") for key in jobs])
-    ended = {key: outcome is not None or status == b"finished" for key, (outcome, status) in zip(jobs, rows, strict=True)}
+    ended = {key: row[0] is not None or row[1] == b"finished" for key, row in zip(jobs, rows, strict=True)}
     for key, ttl in ttls.items():
         has_ttl = ttl >= 0
         name = key.removeprefix(prefix)
