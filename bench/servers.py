@@ -1,4 +1,7 @@
-"""The Redis or Valkey server of a run: a process of its own on a free port, its data in a temporary folder."""
+"""The Redis or Valkey server of a run: a process of its own on a free port, its data in a temporary folder.
+
+Set as the embedded server and docker-compose.yml set it; every system gets the same.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ def server(kind: str, folder: Path, aof: bool) -> Iterator[Server]:
     path, port = binary(kind), free_port()
     words = [
         path, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--maxmemory-policy",
-        "noeviction", "--appendonly", "yes" if aof else "no", "--appendfsync", "everysec",
+        "noeviction", "--hash-max-listpack-value", "4096", "--appendonly", "yes" if aof else "no", "--appendfsync",
+        "everysec",
     ]  # fmt: skip
     with running("server", words, folder / "server.log") as process:
         found = Server(port, path, aof)

@@ -34,6 +34,7 @@ SERVER_OPTIONS = {
     "appendfsync": "everysec",
     "aof-use-rdb-preamble": "no",
     "maxmemory-policy": "noeviction",
+    "hash-max-listpack-value": "4096",  # a task in one piece of memory: half as much of it
     "always-show-logo": "no",
 }
 # All that the keeper and the server see of the environment; the rest may hold secrets.

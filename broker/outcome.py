@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, cast
 
 from broker.task import Outcome, Result
-
-orjson: Any
-try:
-    import orjson
-except ImportError:  # json does the same, only slower
-    orjson = None
 
 # Fields of rq:job:<id> that make a Result, in the order HMGET asks for them.
 FIELDS: Final = ("status", "x_out", "x_ans", "x_body", "x_why", "x_try", "x_born", "x_end", "created_at")
@@ -22,11 +17,15 @@ KEPT_HEADERS: Final = ("content-type", "retry-after", "x-request-id")
 
 def encode_answer(status: int | None, headers: Mapping[str, str], endpoint: str, started_at: float) -> str:
     """The field `x_ans`: JSON of the last answer but for its body. `started_at` in Unix seconds."""
-    kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
-    answer = {"status": status, "headers": kept, "endpoint": endpoint, "started": round(started_at, 3)}
-    if orjson is not None:
-        return bytes(orjson.dumps(answer)).decode()
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+    kept = tuple([(name, headers[name]) for name in KEPT_HEADERS if name in headers])
+    return f"{_answer_begun(status, kept, endpoint)}{started_at:.3f}}}"
+
+
+@lru_cache(maxsize=256)
+def _answer_begun(status: int | None, kept: tuple[tuple[str, str], ...], endpoint: str) -> str:
+    """All but the last value: it is the same for most answers of an endpoint."""
+    answer = {"status": status, "headers": dict(kept), "endpoint": endpoint}
+    return f'{json.dumps(answer, separators=(",", ":"))[:-1]},"started":'
 
 
 def _text(value: bytes | None) -> str:

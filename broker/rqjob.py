@@ -267,7 +267,8 @@ def _dump_json(kwargs: dict[str, Any]) -> bytes:
 
 
 def _may_be_deep(raw: bytes) -> bool:
-    return raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
+    # bytes.count looks at every byte in turn; replace finds the few there are with memchr
+    return 2 * len(raw) - len(raw.replace(b"[", b"")) - len(raw.replace(b"{", b"")) > MAX_DEPTH
 
 
 def _check_json(value: Any) -> None:

@@ -174,6 +174,7 @@ def test_settings(folder: Path) -> None:
     with EmbeddedServer.acquire(folder) as server:
         wanted = {"appendonly": b"yes", "appendfsync": b"everysec", "save": b"", "maxmemory-policy": b"noeviction"}
         wanted |= {"bind": b"127.0.0.1", "protected-mode": b"yes", "dir": os.fsencode(folder)}
+        wanted["hash-max-listpack-value"] = b"4096"
         for name, value in wanted.items():
             assert command(server.socket_path, "CONFIG", "GET", name) == [name.encode(), value]
         assert (folder / ".gitignore").read_text() == "*\n"
