@@ -7,7 +7,7 @@ from broker.configfile import Findings, Node
 from broker.configmodel import Endpoint
 from broker.configreader import Section
 from broker.errors import InvalidTask
-from broker.task import FORBIDDEN_HEADERS, check_headers, check_names
+from broker.task import FORBIDDEN_HEADERS, HEADER_NAME, check_header_value, check_names
 
 ENDPOINT = (
     "id", "url", "priority", "max_concurrent", "auto_min", "auto_max", "capabilities", "labels", "enabled",
@@ -151,10 +151,12 @@ def read_headers(section: Section, credentials: bool = False) -> dict[str, str]:
         allowed = credentials and lowered in _CREDENTIAL_HEADERS
         if not allowed and (lowered in FORBIDDEN_HEADERS or lowered.startswith("proxy-")):
             section.findings.problem(child, "cannot be set here: it belongs to the connection")
+        elif not HEADER_NAME.fullmatch(name):
+            section.findings.problem(child, f"header name {name!r}: not a valid HTTP header name")
         elif lowered in checked:
             section.findings.problem(child, "given twice (the case of a header's name does not matter)")
         else:
-            checked[lowered] = _header_value(section.findings, child, "x-allowed" if allowed else name)
+            checked[lowered] = _header_value(section.findings, child, name)
     return checked
 
 
@@ -164,7 +166,7 @@ def _header_value(findings: Findings, node: Node, name: str) -> str:
         return ""
     try:
         value = node.value if isinstance(node.value, str) else node.raw
-        return next(iter(check_headers({name: value}).values()))
-    except InvalidTask as error:
-        findings.problem(node, "must be printable ASCII without CR or LF" if "value" in str(error) else str(error))
+        return check_header_value(name, value)
+    except InvalidTask:
+        findings.problem(node, "must be printable ASCII without CR or LF")
         return ""

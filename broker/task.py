@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from broker.errors import InvalidTask
 
@@ -20,7 +21,20 @@ Outcome = Literal["ok", "dead", "expired", "poison", "canceled"]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 NPU_TASK_TYPES = ("text_analysis", "knowledge_processing", "embedding_batch")
 
-# Headers a task may not set: they belong to the connection, to the endpoint's own credentials, or to headrace.
+# Headers a task may set: these, and those that begin with `x-`, but for names that proxies and frameworks obey or that
+# carry credentials.
+ALLOWED_HEADERS = frozenset(
+    "accept accept-language cache-control content-language content-type user-agent prefer priority request-id "
+    "correlation-id traceparent tracestate baggage openai-beta openai-organization openai-project anthropic-beta "
+    "anthropic-version".split()
+)
+_OBEYED = re.compile(
+    "x-(?:forwarded|original|rewrite|real-ip|client-ip|cluster|host|http-|method|accel|sendfile|auth|api-key|amz-|ms-|"
+    "goog-|csrf|xsrf|access-|secret|token|signature$|timestamp$|task-attempt$).*"
+)
+
+# Headers that neither a task nor a configured endpoint may set: they belong to the connection, the endpoint's own
+# credentials, or headrace.
 FORBIDDEN_HEADERS = frozenset(
     "host authorization cookie content-length transfer-encoding connection keep-alive te trailer upgrade expect "
     "proxy-authorization proxy-authenticate proxy-connection accept-encoding idempotency-key x-task-attempt".split()
@@ -29,7 +43,8 @@ MAX_HEADERS = 32
 MAX_HEADER_BYTES = 8192
 MAX_PATH_CHARS = 4096
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _POOL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _USUAL_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")  # nothing in it needs a second look
@@ -82,6 +97,18 @@ def check_names(what: str, names: Iterable[object]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def _leads_away(path: str) -> bool:
+    """Whether a server that decodes it, perhaps again and again, might read '..' (or `..;`) or a control character."""
+    for _ in range(4):
+        parts = re.split(r"[/\\]", path)
+        if _CONTROL.search(path) or any(part.partition(";")[0] in ("..", ".") for part in parts):
+            return True
+        if "%" not in path:
+            return False
+        path = unquote(path)
+    return False
+
+
 def check_path(path: object) -> str:
     """A path with optional query, starting with one '/'. A URL, a fragment, '..' or a control character is refused."""
     if isinstance(path, str) and len(path) <= MAX_PATH_CHARS and _USUAL_PATH.fullmatch(path):
@@ -96,32 +123,46 @@ def check_path(path: object) -> str:
         raise InvalidTask(f"path of {len(path)} characters: at most {MAX_PATH_CHARS}")
     if not path.isascii() or any(c <= " " or c in '\x7f\\#"<>' for c in path):
         raise InvalidTask(f"path {path[:80]!r}: percent-encode spaces, '#', '\\' and everything outside ASCII")
-    if any(part in ("..", ".") for part in re.sub("(?i)%2e", ".", path.split("?", 1)[0]).split("/")):
-        raise InvalidTask(f"path {path[:80]!r}: must not contain '.' or '..' segments")
+    if _leads_away(path.partition("?")[0]):
+        why = "must not contain '.' or '..' segments or control characters, encoded ones neither"
+        raise InvalidTask(f"path {path[:80]!r}: {why}")
     return path
 
 
+def task_may_set(name: str) -> bool:
+    """Whether a header, its name in lower case, may come with a task."""
+    return name in ALLOWED_HEADERS or (name.startswith("x-") and not _OBEYED.fullmatch(name))
+
+
 def check_headers(headers: object) -> dict[str, str]:
-    """Names lower-cased. Connection, credential and framing headers, CR, LF and non-ASCII are refused."""
+    """Names lower-cased. What is not on the allow-list, CR, LF and non-ASCII are refused."""
     if headers is None or headers == {}:
         return {}
     if not isinstance(headers, Mapping):
         raise InvalidTask(f"headers {type(headers).__name__}: must be a mapping of names to strings")
     checked: dict[str, str] = {}
     for name, value in headers.items():
-        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            raise InvalidTask(f"header name {name!r}: not a valid HTTP header name")
+        if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
+            raise InvalidTask(f"header name {shortened(repr(name))}: not a valid HTTP header name")
         lowered = name.lower()
-        if lowered in FORBIDDEN_HEADERS or lowered.startswith("proxy-"):
-            raise InvalidTask(f"header {name!r}: a task may not set it; it belongs to the endpoint or the connection")
-        if not isinstance(value, str) or not value.isascii() or any((c < " " and c != "\t") or c > "~" for c in value):
-            raise InvalidTask(f"header {name!r}: the value must be printable ASCII without CR or LF")
+        if not task_may_set(lowered):
+            raise InvalidTask(
+                f"header {shortened(name)!r}: a task may not set it; it may set {', '.join(sorted(ALLOWED_HEADERS))} "
+                "and most of x-...; the rest belongs to the endpoint (its `headers`) or the connection"
+            )
         if lowered in checked:
-            raise InvalidTask(f"header {name!r}: given twice")
-        checked[lowered] = value.strip()
+            raise InvalidTask(f"header {shortened(name)!r}: given twice")
+        checked[lowered] = check_header_value(name, value)
     if len(checked) > MAX_HEADERS or sum(len(n) + len(v) for n, v in checked.items()) > MAX_HEADER_BYTES:
         raise InvalidTask(f"headers: at most {MAX_HEADERS} and {MAX_HEADER_BYTES} bytes in all")
     return checked
+
+
+def check_header_value(name: str, value: object) -> str:
+    """The value without space around it: printable ASCII, or InvalidTask."""
+    if not isinstance(value, str) or not value.isascii() or any((c < " " and c != "\t") or c > "~" for c in value):
+        raise InvalidTask(f"header {shortened(name)!r}: the value must be printable ASCII without CR or LF")
+    return value.strip()
 
 
 def check_seconds(what: str, value: object) -> float | None:
