@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 import ssl
 from typing import Final
 
@@ -13,6 +14,8 @@ from workers.transport.types import Answer, Call
 
 USER_AGENT: Final = "headrace"
 IDLE_DISCARD_S: Final = 4.0  # servers commonly drop idle connections after 5 s
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LINE_ENDS: Final = ("\r", "\n", "\0")
 _BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH"})
 OURS: Final = frozenset({"accept-encoding", "host", "content-length", "transfer-encoding", "connection", "expect"})
 
@@ -71,7 +74,16 @@ class LeanTransport(abc.ABC):
 
 
 def headers_of(call: Call) -> list[tuple[str, str]]:
-    """The headers to send: the call's, without those that belong to the connection, and ours."""
+    """The headers to send: the call's, without those that belong to the connection, and ours.
+
+    Raises AttemptFailed `task_error` for one that could become two: libraries differ in what they say of it, and some
+    repeat its value, which may be a key.
+    """
+    for name, value in call.headers:
+        if not _HEADER_NAME.fullmatch(name):
+            raise AttemptFailed("task_error", f"not the name of a header: {name!r}")
+        if any(end in value for end in _LINE_ENDS):
+            raise AttemptFailed("task_error", f"the value of header {name} holds a line end or a NUL")
     headers = [(name, value) for name, value in call.headers if name.lower() not in OURS]
     headers.append(("Accept-Encoding", "identity"))
     if not any(name.lower() == "user-agent" for name, _ in headers):
