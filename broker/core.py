@@ -23,6 +23,7 @@ from broker.errors import (
     TaskFailed,
     UnknownTask,
 )
+from broker.fields import as_headers, as_number, as_object, as_status
 from broker.flows import Await, Call, Flow, Plain, in_batches
 from broker.inspect import pool_names, why_down
 from broker.keys import Keys
@@ -172,19 +173,19 @@ def stock_result(keys: Keys, bare: Result) -> Flow[Result]:
     if not bare.ok:
         lines = (why or b"").decode("utf-8", "replace").strip().splitlines()
         return replace(bare, reason=lines[-1] if lines else "")
-    told: Any = None
+    told: dict[str, Any] = {}
     with suppress(ValueError, KeyError, IndexError):
-        told = json.loads(b64decode(entries[0][1][b"return_value"]))
-    if not isinstance(told, dict):
+        told = as_object(b64decode(entries[0][1][b"return_value"]))
+    if not told:
         return bare
     body = json.dumps(told["json"]) if "json" in told else str(told.get("body", ""))
     return replace(
         bare,
-        status_code=told.get("status_code"),
-        headers=told.get("headers", {}),
-        body=body.encode(),
+        status_code=as_status(told.get("status_code")),
+        headers=as_headers(told.get("headers")),
+        body=body.encode("utf-8", "replace"),
         endpoint=str(told.get("endpoint", "")),
-        attempts=int(told.get("attempts", 1)),
+        attempts=int(as_number(told.get("attempts")) or 1),
     )
 
 

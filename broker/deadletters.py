@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from broker.core import discard
 from broker.errors import InvalidTask
+from broker.fields import as_count, as_fields, as_seconds, as_text
 from broker.flows import Call, Flow, Plain, drive, in_batches
-from broker.inspect import Plainly, as_fields, as_seconds, as_text
+from broker.inspect import Plainly
 from broker.keys import Keys
 from broker.scripts import BATCH, Scripts
 from broker.task import check_pool, check_task_id
@@ -204,7 +205,7 @@ def _letter(task_id: str, values: Sequence[bytes | None]) -> DeadLetter | None:
         id=task_id,
         outcome=outcome,
         reason=reason_of(row),
-        attempts=int(row.get("x_try") or 0),
+        attempts=as_count(row.get("x_try")),
         endpoint=history[-1].endpoint if history else row.get("x_ep", ""),
         ended_at=as_seconds(row.get("x_end")),
         description=row.get("description", ""),

@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import UnknownTask
+from broker.fields import as_count, as_fields, as_list, as_seconds
 from broker.flows import Flow, Plain, drive
 from broker.inspect import (
     EndpointStatus,
     Plainly,
-    as_fields,
-    as_list,
-    as_seconds,
     endpoint_states,
     process_names,
     unattended,
@@ -165,7 +163,7 @@ def decide(reading: Reading, now: float) -> Explanation:
 
 def _ended(reading: Reading, outcome: str, now: float) -> str:
     row = reading.row
-    ended, tries, why = as_seconds(row.get("x_end")), int(row.get("x_try") or 0), reason_of(row)
+    ended, tries, why = as_seconds(row.get("x_end")), as_count(row.get("x_try")), reason_of(row)
     text = {"ok": "answered", "dead": "given up", "poison": "given up"}.get(outcome, outcome)
     if ended is not None:
         text += f" {_span(now - ended)} ago"
@@ -184,7 +182,7 @@ def _running(reading: Reading, now: float) -> str:
     if not endpoint:
         return "running in a stock RQ worker"
     since = f" for {_span(now - began)}" if began is not None else ""
-    text = f"running on {endpoint}{since}, attempt {int(row.get('x_try') or 0) + 1}"
+    text = f"running on {endpoint}{since}, attempt {as_count(row.get('x_try')) + 1}"
     if reading.lease_end is None:
         return f"{text}; but it holds no slot there: it will be repaired"
     if reading.lease_end < now:
@@ -194,7 +192,7 @@ def _running(reading: Reading, now: float) -> str:
 
 
 def _delayed(reading: Reading, now: float) -> str:
-    tries, lost = int(reading.row.get("x_try") or 0), int(reading.row.get("x_del") or 0)
+    tries, lost = as_count(reading.row.get("x_try")), as_count(reading.row.get("x_del"))
     after = f" (after {_count(tries, 'failed attempt')})" if tries else ""
     if lost and not tries:
         after = f" (after {_count(lost, 'lost process', 'lost processes')})"

@@ -6,14 +6,14 @@ Times are Unix seconds by the server's clock, None for "not"; `age` and `oldest`
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.fields import as_count, as_fields, as_int, as_list, as_seconds, as_text
 from broker.flows import Flow, Plain, drive
 from broker.keys import LAG_FIELD, Keys
-from broker.task import PRIORITIES, check_pool
+from broker.task import PRIORITIES, check_pool, is_pool
 
 if TYPE_CHECKING:
     from broker.store import Store
@@ -126,7 +126,7 @@ def status(store: Store, pool: str) -> PoolStatus:
 
 def pool_names(keys: Keys) -> Flow[list[str]]:
     (names,) = yield Plain([("SMEMBERS", keys.pools())])
-    return sorted(as_text(name) for name in names)
+    return sorted(name for name in map(as_text, names) if is_pool(name))
 
 
 def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
@@ -159,7 +159,7 @@ def pool_status(keys: Keys, pool: str) -> Flow[PoolStatus]:
         canceled=kept[2],
         oldest=None if oldest is None else round(max(0.0, now - oldest), 3),
         max_depth=as_int(fields.get("max_depth")),
-        counts={name[2:]: int(value) for name, value in sorted(fields.items()) if name.startswith("n_")},
+        counts={name[2:]: as_count(value) for name, value in sorted(fields.items()) if name.startswith("n_")},
         endpoints=endpoints,
         processes=tuple(sorted(names)),
         workers=len(workers),
@@ -173,7 +173,7 @@ def _lag(keys: Keys, workers: Sequence[str]) -> Flow[dict[str, float]]:
     by_process = {worker.removeprefix(mark).rpartition(".")[0]: worker for worker in workers}
     replies = yield Plain([("HGET", worker, LAG_FIELD) for worker in by_process.values()])
     found = zip(by_process, replies, strict=True)
-    return {process: int(late) / 1000 for process, late in sorted(found) if process and late is not None}
+    return {process: as_count(late) / 1000 for process, late in sorted(found) if process and late is not None}
 
 
 def _waiting(keys: Keys, pool: str, variants: Sequence[str]) -> Flow[tuple[dict[str, int], float | None]]:
@@ -187,13 +187,13 @@ def _waiting(keys: Keys, pool: str, variants: Sequence[str]) -> Flow[tuple[dict[
         ]
     )
     lengths, heads = replies[: len(lists)], replies[len(lists) :]
-    left = {name: int(count) for name, count in as_fields(ghosts).items()}
+    left = {name: as_count(count) for name, count in as_fields(ghosts).items()}
     found: dict[str, int] = dict.fromkeys(PRIORITIES, 0)
     for variant, length in zip(variants, lengths, strict=True):
         priority = variant.partition("+")[0].partition("!")[0] or "normal"
         found[priority] = found.get(priority, 0) + max(0, length - left.get(variant, 0))
     since = yield Plain([("HGET", keys.job(as_text(head)), "x_at") for head in heads if head is not None])
-    return found, min((int(at) / 1000 for at in since if at), default=None)
+    return found, min((seen for at in since if (seen := as_seconds(at)) is not None), default=None)
 
 
 def endpoint_states(keys: Keys, pool: str) -> Flow[tuple[float, tuple[EndpointStatus, ...]]]:
@@ -231,16 +231,16 @@ def _endpoint(endpoint: str, row: Mapping[str, str], in_flight: int, now: float)
     return EndpointStatus(
         id=endpoint,
         state=_state(row, in_flight, now),
-        priority=int(row.get("priority") or 5),
-        max_concurrent=int(row.get("cap") or 1),
+        priority=as_count(row.get("priority"), 5),
+        max_concurrent=as_count(row.get("cap"), 1),
         in_flight=in_flight,
         capabilities=as_list(row.get("capabilities")),
         enabled=row.get("on") == "1",
-        served=int(row.get("served") or 0),
-        failed=int(row.get("failed") or 0),
+        served=as_count(row.get("served")),
+        failed=as_count(row.get("failed")),
         breaker=breaker,
-        fails=int(row.get("fails") or 0),
-        opened=int(row.get("opened") or 0),
+        fails=as_count(row.get("fails")),
+        opened=as_count(row.get("opened")),
         reason=row.get("reason", "") if breaker != "closed" else "",
         open_until=until if breaker == "open" else None,
         paused_until=pause if pause and pause > now else None,
@@ -250,7 +250,7 @@ def _endpoint(endpoint: str, row: Mapping[str, str], in_flight: int, now: float)
         health_detail=row.get("health_detail", ""),
         slots=_slots(row),
         adapts=row.get("auto") == "1",
-        run_time=int(row.get("run_ms") or 0) / 1000,
+        run_time=as_count(row.get("run_ms")) / 1000,
     )
 
 
@@ -270,8 +270,8 @@ def _absent(endpoint: EndpointStatus) -> EndpointStatus:
 
 
 def _slots(row: Mapping[str, str]) -> int:
-    cap = int(row.get("cap") or 1)
-    return min(cap, int(row.get("ramp") or cap))
+    cap = as_count(row.get("cap"), 1)
+    return min(cap, as_count(row.get("ramp"), cap))
 
 
 def _state(row: Mapping[str, str], in_flight: int, now: float) -> State:
@@ -295,25 +295,3 @@ def _process_of(lease: str) -> str:
     """From an entry of rq:wip:<pool>, "<id>:<fence>.<epoch>.<process>"; "" if RQ wrote it."""
     token = lease.partition(":")[2].split(".", 2)
     return token[2] if len(token) == 3 else ""
-
-
-def as_text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def as_fields(record: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {as_text(name): as_text(value) for name, value in record.items()}
-
-
-def as_int(text: str | None) -> int | None:
-    return int(text) if text else None
-
-
-def as_list(text: str | None) -> tuple[str, ...]:
-    return tuple(part for part in (text or "").split(",") if part)
-
-
-def as_seconds(text: str | None) -> float | None:
-    """Milliseconds in Redis to seconds; None for unset or 0."""
-    number = float(text) if text else 0.0
-    return number / 1000 if number and math.isfinite(number) else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
+from broker.fields import as_count, as_headers, as_number, as_object, as_seconds, as_status
 from broker.task import Outcome, Result
 
 # Fields of rq:job:<id> that make a Result, in the order HMGET asks for them.
@@ -33,8 +34,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _seconds(value: bytes | None) -> float:
-    return int(value) / 1000 if value else 0.0
-
+    return as_seconds(value) or 0.0
 
 def read_result(task_id: str, values: Sequence[Any]) -> Result | None:
     """The Result in what HMGET gave for FIELDS; None while the task has no outcome.
@@ -45,17 +45,17 @@ def read_result(task_id: str, values: Sequence[Any]) -> Result | None:
     word = _text(outcome) or {"finished": "ok", "failed": "dead", "canceled": "canceled"}.get(_text(status), "")
     if not word:
         return None
-    told: dict[str, Any] = json.loads(answer) if answer else {}
+    told = as_object(answer)
     return Result(
         task_id=task_id,
         outcome=cast(Outcome, word),
-        status_code=told.get("status"),
-        headers=told.get("headers", {}),
+        status_code=as_status(told.get("status")),
+        headers=as_headers(told.get("headers")),
         body=body or b"",
-        endpoint=told.get("endpoint", ""),
-        attempts=int(tries or 0),
+        endpoint=str(told.get("endpoint", "")),
+        attempts=as_count(tries),
         reason=_text(why),
         enqueued_at=_seconds(born),
-        started_at=told.get("started", 0.0),
+        started_at=as_number(told.get("started")) or 0.0,
         ended_at=_seconds(ended),
     )

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, cast
 
 from broker.configmodel import QueuePolicy
 from broker.errors import IdempotencyConflict, InvalidTask, QueueFull, UsageError
+from broker.fields import as_count, as_seconds
 from broker.rqjob import describe, encode_work, utc
 from broker.scripts import ENQUEUE_BATCH, Enqueued, NewTask
 from broker.task import NpuTask, Priority, Request, TaskOptions, Work, check_names, new_task_id, shortened
@@ -40,9 +41,9 @@ class PoolLimits:
         """From what HMGET gave for FIELDS."""
         depth, payload, ttl = values
         return cls(
-            int(depth or _DEFAULTS.max_depth),
-            int(payload or _DEFAULTS.payload_limit),
-            int(ttl) / 1000 if ttl else _DEFAULTS.result_ttl,
+            as_count(depth, _DEFAULTS.max_depth),
+            as_count(payload, _DEFAULTS.payload_limit),
+            as_seconds(ttl) or _DEFAULTS.result_ttl,
         )
 
 

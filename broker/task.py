@@ -68,6 +68,10 @@ def check_pool(pool: object) -> str:
     return pool
 
 
+def is_pool(name: str) -> bool:
+    return _POOL.fullmatch(name) is not None
+
+
 def check_task_id(task_id: object) -> str:
     """The id, or InvalidTask: 1-128 of letters, digits, `_`, `.`, `-`."""
     if not isinstance(task_id, str) or not _TASK_ID.fullmatch(task_id):

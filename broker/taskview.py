@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.durations import span
 from broker.errors import InvalidTask, UnknownTask
+from broker.fields import (
+    as_count,
+    as_fields,
+    as_int,
+    as_list,
+    as_number,
+    as_object,
+    as_seconds,
+    as_status,
+    as_text,
+)
 from broker.flows import Flow, Plain, drive
-from broker.inspect import Plainly, as_fields, as_int, as_list, as_seconds, as_text
+from broker.inspect import Plainly
 from broker.keys import Keys
 from broker.outcome import FIELDS, read_result
 from broker.rqjob import decode_data
@@ -123,9 +133,9 @@ def _view(task_id: str, raw: Mapping[str, bytes], where: str, ttl: int, payload:
         where=where,
         priority=row.get("x_pri") or "normal",
         requires=as_list(row.get("x_req")),
-        attempts=int(row.get("x_try") or 0),
+        attempts=as_count(row.get("x_try")),
         max_attempts=as_int(row.get("x_max")),
-        lost=int(row.get("x_del") or 0),
+        lost=as_count(row.get("x_del")),
         excluded=as_list(row.get("x_excl")),
         reason=reason_of(row),
         status_code=result.status_code if result else None,
@@ -151,25 +161,26 @@ def reason_of(row: Mapping[str, str]) -> str:
 def read_history(text: str) -> tuple[Attempt, ...]:
     """The lines of `x_hist`, oldest first; a line that is no JSON is left out."""
     found = []
-    for line in text.splitlines():
-        try:
-            told = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(told, dict):
-            ended = told["at"] / 1000 if "at" in told else told.get("ended")
+    for told in map(as_object, text.splitlines()):
+        if told:
+            ended = as_number(told["at"]) if "at" in told else None
             found.append(
                 Attempt(
-                    number=told.get("attempt"),
+                    number=_whole(told.get("attempt")),
                     endpoint=str(told.get("endpoint", "")),
                     kind=str(told.get("kind", "")),
-                    status_code=told.get("status"),
+                    status_code=as_status(told.get("status")),
                     error=str(told.get("error", "")),
-                    started_at=told.get("started"),
-                    ended_at=ended,
+                    started_at=as_number(told.get("started")),
+                    ended_at=as_number(told.get("ended")) if ended is None else ended / 1000,
                 )
             )
     return tuple(found)
+
+
+def _whole(value: Any) -> int | None:
+    number = as_number(value)
+    return None if number is None else int(number)
 
 
 def _payload(data: bytes) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 from broker import admin
+from broker.fields import as_number, as_object
 from broker.inspect import Plainly
 from broker.store import Store
 from broker.web.errors import ApiError
@@ -37,20 +37,12 @@ async def reload_pool(store: Store, pool: str, patience: float = PATIENCE_S) -> 
     end = time.monotonic() + patience
     while time.monotonic() < end:
         (told,) = await asyncio.to_thread(store.pipelined, [("HGET", key, "reload_result")])
-        answer = _read(told)
-        if int(answer.get("asked") or 0) >= int(asked):
+        answer = as_object(told)
+        if (as_number(answer.get("asked")) or 0) >= int(asked):
             message = "; ".join(str(answer.get("message", "")).splitlines())
-            return Reloaded(bool(answer.get("success")), message, int(answer.get("loaded") or 0), True)
+            return Reloaded(bool(answer.get("success")), message, int(as_number(answer.get("loaded")) or 0), True)
         await asyncio.sleep(LOOK_EVERY_S)
     return Reloaded(False, NOBODY.format(patience), 0, False)
-
-
-def _read(told: bytes | None) -> dict[str, Any]:
-    try:
-        answer = json.loads(told or b"{}")
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
 
 
 async def reload(api: Api, asked: Asked) -> Any:
