@@ -291,6 +291,8 @@ class Dispatcher:
                 self._outbox.append(Release(claimed.lease))
                 self._wake.set()
                 continue
+            if claimed.lease in self.settling or claimed.lease in self.running:
+                continue  # given before, and Redis forgot that: a crash, a failover. It runs, under this very token
             log.debug("task %s: given to %s", claimed.lease.id, claimed.lease.endpoint)
             task = asyncio.create_task(self._attempt(worker, claimed))
             self.held[claimed.lease.endpoint] += 1

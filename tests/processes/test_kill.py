@@ -59,6 +59,27 @@ def test_a_killed_process_loses_nothing_and_costs_at_most_its_slots(tmp_path: Pa
     assert sum(by_task.values()) - 400 <= 8, "extra hits are at most the slots of the process"
 
 
+def test_a_claim_that_the_server_forgot_is_not_run_beside_itself(tmp_path: Path) -> None:
+    """As after a crash or a failover: the server gives the same process the task it runs, under the same token."""
+    with (
+        redis_server() as server, simulated_endpoints(1, "--latency", "3s") as (endpoint,),
+        Broker(server.url) as broker, fleet(tmp_path, server.url, {"llm": pool_config([endpoint.url], slots=2)}) as one,
+    ):  # fmt: skip
+        (pid,) = one.pids
+        os.kill(pid, signal.SIGSTOP)
+        task = broker.enqueue("llm", CHAT)
+        assert server.command("SAVE") == b"OK"
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: endpoint.stats()["in_flight"] == 1, "it runs")
+        server.kill()
+        server.start()
+        assert task.status() == "queued", "the claim is forgotten"
+        until(lambda: task.status() == "started", "it is given again")
+        assert task.result(timeout=60).ok
+        assert endpoint.stats()["by_task"] == {task.id: 1}
+        assert all(each.result(timeout=60).ok for each in broker.enqueue_many("llm", [CHAT] * 4))
+
+
 def test_all_killed_and_one_started_again_finishes_everything(tmp_path: Path, redis_url: str) -> None:
     with simulated_endpoints(2, "--latency", "100ms") as endpoints, Broker(redis_url) as broker:
         pool = {"llm": pool_config([e.url for e in endpoints], slots=4, queue=QUEUE)}
