@@ -12,13 +12,15 @@ _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
-REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 # What a Redis URL may set behind its '?'. redis-py takes any of its settings from there, over ours: `decode_responses`
 # would garble every reply, a timeout end the calls that wait.
 REDIS_OPTIONS = (
     "db", "protocol", "client_name", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs",
     "ssl_check_hostname", "ssl_min_version",
 )  # fmt: skip
+_OF_SENTINELS = ("sentinel_username", "sentinel_password")
+_SERVICE = re.compile(r"[A-Za-z0-9_.-]+")
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
 _QUERY_PASSWORD = re.compile(r"(?i)((?:[?&])[a-z_]*password=)[^&#\s]*")
 
@@ -97,35 +99,52 @@ def _host_and_port(parts: SplitResult) -> tuple[str, int | None]:
 
 def mask_url(text: str) -> str:
     """The text with the passwords of URLs in it replaced by `***`; user names go too."""
-    return _QUERY_PASSWORD.sub(r"\1***", _CREDENTIALS.sub("***@", text))
+    return mask_query(_CREDENTIALS.sub("***@", text))
+
+
+def mask_query(text: str) -> str:
+    """The text with the passwords behind the '?' of URLs replaced by `***`."""
+    return _QUERY_PASSWORD.sub(r"\1***", text)
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A Redis URL taken apart: `url` without credentials (or `embedded`), and the credentials it carried."""
+    """A Redis URL taken apart: `url` without credentials (or `embedded`), and the credentials it carried.
+
+    `username` and `password` are those of the servers with the data; Sentinels may have their own.
+    """
 
     url: str
     username: str | None = None
     password: str | None = None
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
 
 
 def redis_address(text: str) -> RedisAddress:
-    """`embedded`, redis://, rediss://, unix://, redis+sentinel:// (or valkey://). Raises ValueError without secrets."""
+    """`embedded`, redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// (or valkey://).
+
+    Raises ValueError without secrets.
+    """
     text = text.strip()
     if text.lower() == EMBEDDED:
         return RedisAddress(EMBEDDED)
     if any(c <= " " or c == "\x7f" for c in text):
         raise ValueError("must not contain spaces")
     parts = _split(text)
-    scheme = _REDIS_SCHEMES.get(parts.scheme, parts.scheme)
+    name, plus, kind = parts.scheme.partition("+")
+    scheme = _REDIS_SCHEMES.get(name, name) + plus + kind
     if scheme not in REDIS_SCHEMES or "://" not in text:
-        raise ValueError("must be 'embedded' or start with redis://, rediss://, unix:// or redis+sentinel://")
+        raise ValueError(
+            "must be 'embedded' or start with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
+        )
     userinfo, _, hosts = parts.netloc.rpartition("@")
     _check_redis_hosts(scheme, hosts, parts)
     user, _, password = userinfo.partition(":")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     username = query.pop("username", "") or unquote(user)
     secret = query.pop("password", "") or unquote(password)
+    of_sentinels = [query.pop(name, "") or None if scheme.endswith("+sentinel") else None for name in _OF_SENTINELS]
     for name in query:
         if name not in REDIS_OPTIONS:
             raise ValueError(f"must not set {_option(name)}; behind the '?' it may set {', '.join(REDIS_OPTIONS)}")
@@ -133,7 +152,7 @@ def redis_address(text: str) -> RedisAddress:
     bare = urlunsplit(("", hosts, parts.path, urlencode(query), "")) if hosts else f"//{parts.path}"
     if not hosts and query:
         bare += f"?{urlencode(query)}"
-    return RedisAddress(f"{scheme}:{bare}", username or None, secret or None)
+    return RedisAddress(f"{scheme}:{bare}", username or None, secret or None, *of_sentinels)
 
 
 def _option(name: str) -> str:
@@ -148,19 +167,76 @@ def _check_redis_hosts(scheme: str, hosts: str, parts: SplitResult) -> None:
         return
     if not hosts:
         raise ValueError("has no host")
-    if "sentinel" not in scheme:
-        try:
-            ok = bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            ok = False
-        if not ok:
-            raise ValueError("has a host or port that is not valid")
-        if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-            raise ValueError("has a database that is not a number (redis://host:6379/0)")
+    for host in hosts.split(",") if "+" in scheme else [hosts]:
+        _redis_host(host, 0)
+    path = parts.path.strip("/")
+    if scheme.endswith("+sentinel"):
+        service, _, path = path.partition("/")
+        if not _SERVICE.fullmatch(service):
+            raise ValueError("has no service that its Sentinels know (redis+sentinel://host:26379,host:26379/name/0)")
+    if scheme.endswith("+cluster") and path not in ("", "0"):
+        raise ValueError("has a database: a Redis Cluster has only one (redis+cluster://host:6379,host:6379)")
+    if path and not path.isdecimal():
+        raise ValueError("has a database that is not a number (redis://host:6379/0)")
 
 
-def redis_url_with(url: str, username: str | None, password: str | None) -> str:
+def _redis_host(text: str, default_port: int) -> tuple[str, int]:
+    parts = _split(f"//{text}")
+    try:
+        ok = bool(parts.hostname) and parts.port != 0 and "@" not in text
+    except ValueError:
+        ok = False
+    if not ok:
+        raise ValueError("has a host or port that is not valid")
+    return parts.hostname or "", parts.port or default_port
+
+
+@dataclass(frozen=True, slots=True)
+class RedisNodes:
+    """A URL with several addresses: Sentinels and the service they watch, or some nodes of a cluster (`service` "").
+
+    `one` is the URL of a single server with the same credentials, database and options; its host means nothing.
+    """
+
+    nodes: tuple[tuple[str, int], ...]
+    service: str
+    one: str
+    username: str | None = None
+    password: str | None = None
+
+
+def redis_nodes(url: str) -> RedisNodes | None:
+    """Of redis+sentinel:// and redis+cluster://, credentials included; None of any other. Raises ValueError."""
+    parts = _split(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    if not kind:
+        return None
+    address = redis_address(url)
+    bare = urlsplit(address.url)
+    service, _, database = bare.path.strip("/").partition("/") if kind == "sentinel" else ("", "", "")
+    one = urlunsplit((scheme, "node", f"/{database}", bare.query, ""))
+    port = 26379 if kind == "sentinel" else 6379
+    return RedisNodes(
+        tuple(_redis_host(text, port) for text in bare.netloc.split(",")),
+        service,
+        redis_url_with(one, address.username, address.password),
+        address.sentinel_username,
+        address.sentinel_password,
+    )
+
+
+def redis_url_with(
+    url: str,
+    username: str | None,
+    password: str | None,
+    sentinel_username: str | None = None,
+    sentinel_password: str | None = None,
+) -> str:
     """The URL with credentials put back, percent-encoded. Secret: for the connection only, never to show."""
+    given = zip(_OF_SENTINELS, (sentinel_username, sentinel_password), strict=True)
+    for name, value in given if "+sentinel:" in url else ():
+        if value:
+            url += f"{'&' if '?' in url else '?'}{name}={quote(value, safe='')}"
     if not username and not password:
         return url
     scheme, _, rest = url.partition("://")

@@ -4,6 +4,7 @@
     HEADRACE_REDIS_URL, REDIS_URL   redis.url (the first one wins)
     HEADRACE_REDIS_USERNAME         redis.username
     HEADRACE_REDIS_PASSWORD[_FILE]  redis.password, redis.password_file
+    HEADRACE_REDIS_SENTINEL_USERNAME, HEADRACE_REDIS_SENTINEL_PASSWORD[_FILE]   redis.sentinel_username, and so on
     HEADRACE_PROCESSES              processes
     HEADRACE_API_TOKEN[_FILE]       api.token, api.token_file
     HEADRACE_LISTEN                 api.host and api.port as HOST:PORT
@@ -35,6 +36,9 @@ KEYS = {
     "HEADRACE_REDIS_USERNAME": "redis.username",
     "HEADRACE_REDIS_PASSWORD": "redis.password",
     "HEADRACE_REDIS_PASSWORD_FILE": "redis.password_file",
+    "HEADRACE_REDIS_SENTINEL_USERNAME": "redis.sentinel_username",
+    "HEADRACE_REDIS_SENTINEL_PASSWORD": "redis.sentinel_password",
+    "HEADRACE_REDIS_SENTINEL_PASSWORD_FILE": "redis.sentinel_password_file",
     "HEADRACE_PROCESSES": "processes",
     "HEADRACE_API_TOKEN": "api.token",
     "HEADRACE_API_TOKEN_FILE": "api.token_file",
@@ -93,19 +97,21 @@ def _lay_over(tree: Node, given: Mapping[str, Node]) -> None:
             if other != key and other not in given:
                 _drop(tree, other)
     url = given.get("redis.url")
-    if url is not None and _has_password(url):
-        for key in ("redis.password", "redis.password_file", "redis.username"):
+    for kind in _passwords(url) if url is not None else ():
+        for key in (f"redis.{kind}password", f"redis.{kind}password_file", f"redis.{kind}username"):
             if key not in given:
                 _drop(tree, key)
     for key, node in given.items():
         _set(tree, key, node)
 
 
-def _has_password(node: Node) -> bool:
+def _passwords(node: Node) -> list[str]:
+    """Which passwords a Redis URL has: "" the servers', "sentinel_" the Sentinels'."""
     try:
-        return redis_address(str(node.value)).password is not None
+        address = redis_address(str(node.value))
     except ValueError:
-        return False
+        return []
+    return [kind for kind in ("", "sentinel_") if getattr(address, f"{kind}password") is not None]
 
 
 def _pools(tree: Node) -> dict[str, Node]:

@@ -164,12 +164,16 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`url` never carries credentials (or is `embedded`): it may be shown. They stand in `username` and `password`."""
+    """`url` never carries credentials (or is `embedded`): it may be shown. They stand in `username` and `password`;
+    those for Sentinels in `sentinel_username` and `sentinel_password`.
+    """
 
     url: str = EMBEDDED
     username: str | None = None
     password: Secret | None = None
     data_dir: str | None = None
+    sentinel_username: str | None = None
+    sentinel_password: Secret | None = None
 
     @property
     def embedded(self) -> bool:
@@ -177,7 +181,8 @@ class RedisSettings:
 
     def connection_url(self) -> str:
         """The URL with its credentials in clear: to connect with, never to show."""
-        return redis_url_with(self.url, self.username, self.password.reveal() if self.password else None)
+        password, of_sentinels = (each.reveal() if each else None for each in (self.password, self.sentinel_password))
+        return redis_url_with(self.url, self.username, password, self.sentinel_username, of_sentinels)
 
     @property
     def shown(self) -> str:
@@ -242,7 +247,7 @@ class Config:
     def from_wire(cls, wire: Mapping[str, Any]) -> Config:
         """The equal of what `to_wire` was called on."""
         return cls(
-            redis=RedisSettings(**{**wire["redis"], "password": _secret_from(wire["redis"]["password"])}),
+            redis=_redis_from(wire["redis"]),
             pools={name: Pool.from_wire(pool) for name, pool in wire["pools"].items()},
             processes=wire["processes"],
             api=Api(**{**wire["api"], "token": _secret_from(wire["api"]["token"])}),
@@ -268,6 +273,10 @@ def to_plain(value: Any) -> Any:
 
 def _secret_from(value: str | None) -> Secret | None:
     return None if value is None else Secret(value)
+
+
+def _redis_from(wire: Mapping[str, Any]) -> RedisSettings:
+    return RedisSettings(**{**wire, **{name: _secret_from(wire[name]) for name in ("password", "sentinel_password")}})
 
 
 def _endpoint_from(wire: Mapping[str, Any]) -> Endpoint:

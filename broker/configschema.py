@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from broker.addresses import redis_address, scheme_hint
+from broker.addresses import RedisAddress, redis_address, scheme_hint
 from broker.configendpoints import EndpointReader, read_headers
 from broker.configfile import Findings, Node
 from broker.configmodel import (
@@ -31,7 +31,10 @@ from broker.secret import Secret
 from broker.task import METHODS, Request, check_path, check_pool
 
 TOP = ("redis", "pools", "processes", "api", "log")
-REDIS = ("url", "username", "password", "password_file", "data_dir")
+REDIS = (
+    "url", "username", "password", "password_file", "sentinel_username", "sentinel_password", "sentinel_password_file",
+    "data_dir",
+)  # fmt: skip
 API = ("host", "port", "token", "token_file")
 LOG = ("level", "format")
 POOL = ("endpoints", "adapter", "retry", "timeout", "health", "breaker", "queue", "connection", "drain")
@@ -95,23 +98,28 @@ def _origins(tree: Node) -> dict[str, str]:
 
 def _redis(section: Section) -> RedisSettings:
     node = section.get("url")
-    url, username, password = RedisSettings().url, None, None
+    address = RedisAddress(RedisSettings().url)
     if node is not None:
         try:
-            address = redis_address(section.text("url", url))
+            address = redis_address(section.text("url", address.url))
         except ValueError as error:
             section.findings.problem(node, f"{error}, not {node.show()}{scheme_hint(node.raw, 'redis')}")
-        else:
-            url, username, password = address.url, address.username, address.password
-    own_password, own_username = section.secret("password"), section.identifier("username")
-    twice = section.get("password") or section.get("password_file")
-    if password is not None and node is not None and twice is not None and twice.file == node.file:
-        section.findings.problem(twice, "a password is given in the URL too; keep one")
-    if password is not None and node is not None and not node.loose:
-        section.findings.warn(node, "a password in clear text; use ${VARIABLE} or password_file")
     data_dir = section.text("data_dir", "") or None
-    secret = own_password or (Secret(password) if password else None)
-    return RedisSettings(url, own_username or username, secret, data_dir)
+    username = section.identifier("username") or address.username
+    of_sentinels = section.identifier("sentinel_username") or address.sentinel_username
+    password = _redis_password(section, "password", address.password)
+    sentinel_password = _redis_password(section, "sentinel_password", address.sentinel_password)
+    return RedisSettings(address.url, username, password, data_dir, of_sentinels, sentinel_password)
+
+
+def _redis_password(section: Section, name: str, in_url: str | None) -> Secret | None:
+    node, own = section.get("url"), section.secret(name)
+    twice = section.get(name) or section.get(f"{name}_file")
+    if in_url is not None and node is not None and twice is not None and twice.file == node.file:
+        section.findings.problem(twice, "a password is given in the URL too; keep one")
+    if in_url is not None and node is not None and not node.loose:
+        section.findings.warn(node, f"a password in clear text; use ${{VARIABLE}} or {name}_file")
+    return own or (Secret(in_url) if in_url else None)
 
 
 def _api(section: Section) -> Api:

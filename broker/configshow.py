@@ -50,8 +50,9 @@ def _secret(secret: Secret | None, masked: bool) -> str | None:
 
 def _redis(redis: RedisSettings, masked: bool) -> dict[str, Any]:
     return _set(
-        url=redis.url, username=redis.username, password=_secret(redis.password, masked), data_dir=redis.data_dir
-    )
+        url=redis.url, username=redis.username, password=_secret(redis.password, masked), data_dir=redis.data_dir,
+        sentinel_username=redis.sentinel_username, sentinel_password=_secret(redis.sentinel_password, masked),
+    )  # fmt: skip
 
 
 def _pool(pool: Pool, masked: bool) -> dict[str, Any]:

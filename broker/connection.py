@@ -37,7 +37,9 @@ class Address:
         except ValueError as error:
             raise BrokerUnsuitable(f"redis.url: {error}") from None
         self.embedded = parsed.url == EMBEDDED
-        self._url = redis_url_with(parsed.url, parsed.username, parsed.password)
+        self._url = redis_url_with(
+            parsed.url, parsed.username, parsed.password, parsed.sentinel_username, parsed.sentinel_password
+        )
         self._folder = Path(folder) if folder is not None else Path(DATA_FOLDER)
         self._server: EmbeddedServer | None = None
 

@@ -94,7 +94,7 @@ class Core:
 def check_server(shown: str) -> Flow[None]:
     """Raises BrokerUnsuitable for a server that would lose tasks. `shown`: its address without password."""
     (info,) = yield Plain([("INFO",)])
-    if complaint := unsuitable(info):
+    if complaint := unsuitable(info, shown):
         raise BrokerUnsuitable(f"Redis at {shown}: {complaint}")
 
 

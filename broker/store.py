@@ -15,31 +15,30 @@ from typing import Any, TypeVar, cast
 import redis
 import redis.asyncio
 import redis.exceptions
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from broker.addresses import mask_query
 from broker.errors import BrokerError, BrokerUnavailable, BrokerUnsuitable, QueueFull
 from broker.keys import Keys, default_prefix
 from broker.links import AsyncLinks, Links
+from broker.redisclient import ELSEWHERE, SOCKET_TIMEOUT, WrongWay, async_client, sync_client
 from broker.scripts import Command, Scripts
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT = 5.0  # seconds
-SOCKET_TIMEOUT = 15.0  # seconds; blocking calls stay below it
 BLOCK_AT_MOST = 10.0  # seconds a blocking pop may wait
 MINIMUM_VERSION = (7, 0)
 WANTED_SERVER = "use Redis 7.0 or newer, or Valkey"
-PASSING = ("BUSY", "READONLY", "CLUSTERDOWN", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN", "UNKILLABLE")
+PASSING = ("BUSY", "NOREPLICAS", "UNKILLABLE")
 
+IN_CLUSTER = "it is a node of a Redis Cluster; use redis+cluster://host:port and RQ_KEY_PREFIX={headrace}"
 UVLOOP_CLOSED = "the handler is closed"  # a RuntimeError of uvloop, for what is written to a connection that was reset
 
 CONNECTION_ERRORS = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
 def masked(url: str) -> str:
-    """The URL without its password."""
+    """The URL without its passwords."""
+    url = mask_query(url)
     head, at, tail = url.rpartition("@")
     if not at:
         return url
@@ -60,6 +59,12 @@ def translate(error: Exception, url: str) -> BrokerError:
             remedy = "give its user the rules of its role, as in docs/security.md"
         return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; {remedy}")
     place = f"Redis at {masked(url)}"
+    if isinstance(error, WrongWay):
+        return BrokerUnsuitable(f"{place}: {text}")
+    if isinstance(error, redis.exceptions.MovedError) or text.startswith("CROSSSLOT"):
+        return BrokerUnsuitable(f"{place}: {IN_CLUSTER}")
+    if text.startswith("UNBLOCKED"):  # a blocking call, when the server became a replica
+        return BrokerUnavailable(f"{place} is a replica now")
     if isinstance(error, CONNECTION_ERRORS):
         return BrokerUnavailable(f"{place} cannot be reached: {text}; is it running, is redis.url right?")
     if text.startswith("MISCONF"):
@@ -72,16 +77,8 @@ def translate(error: Exception, url: str) -> BrokerError:
     if re.match("unknown command .HELLO", text):
         return BrokerUnsuitable(f"{place}: the server is too old; {WANTED_SERVER}")
     failure = BrokerError(f"{place}: {text}")
-    failure.passing = isinstance(error, redis.exceptions.ReadOnlyError) or text.startswith(PASSING)
+    failure.passing = isinstance(error, ELSEWHERE) or text.startswith(PASSING)
     return failure
-
-
-def _options(url: str) -> dict[str, Any]:
-    timeouts = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_timeout": SOCKET_TIMEOUT}
-    common: dict[str, Any] = {"decode_responses": False, "health_check_interval": 0, **timeouts}
-    if not url.startswith("unix:"):
-        common["socket_keepalive"] = True
-    return common
 
 
 def _evalsha(command: Command[Any]) -> tuple[Any, ...]:
@@ -123,7 +120,8 @@ def _first_error(replies: Sequence[Any]) -> Exception | None:
 
 
 class Store:
-    """Runs commands on one Redis, from any thread. `url` is redis://, rediss:// or unix://.
+    """Runs commands on one Redis, from any thread. `url` is redis://, rediss://, unix://, or has Sentinels or cluster
+    nodes that know where it is. In a cluster the prefix holds one {tag}.
 
     Raises BrokerUnavailable, BrokerUnsuitable, QueueFull, BrokerError.
     """
@@ -133,7 +131,7 @@ class Store:
         self.keys = Keys(prefix or default_prefix())
         self.scripts = Scripts(self.keys, clock_key)
         try:
-            self.redis: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(url))
+            self.redis: redis.Redis = sync_client(url, self.keys.prefix)
         except ValueError as error:
             raise BrokerUnsuitable(f"redis.url {masked(url)!r}: {error}") from None
         self._links = Links(lambda: self.redis.connection_pool)
@@ -199,7 +197,7 @@ class Store:
     def check(self) -> None:
         """Refuses a Redis that is too old or that evicts: it would lose tasks in silence."""
         info = self.raw(lambda client: client.info())
-        complaint = unsuitable(info)
+        complaint = unsuitable(info, self.url)
         if complaint:
             raise BrokerUnsuitable(f"Redis at {masked(self.url)}: {complaint}")
 
@@ -209,8 +207,8 @@ class Store:
             self.redis.close()
 
 
-def unsuitable(info: dict[str, Any]) -> str:
-    """What is wrong with a server, from its INFO; "" if nothing."""
+def unsuitable(info: dict[str, Any], url: str = "") -> str:
+    """What is wrong with a server that `url` led to, from its INFO; "" if nothing."""
     version = str(info.get("valkey_version") or info.get("redis_version") or "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < MINIMUM_VERSION:
@@ -220,6 +218,8 @@ def unsuitable(info: dict[str, Any]) -> str:
         return f"maxmemory-policy is {policy}: it would drop tasks; set it to noeviction"
     if str(info.get("role", "master")) != "master":
         return "it is a replica; give the address of the primary"
+    if info.get("cluster_enabled") and "+cluster:" not in url:
+        return IN_CLUSTER
     return ""
 
 
@@ -234,9 +234,7 @@ class AsyncStore:
         self.keys = Keys(prefix or default_prefix())
         self.scripts = Scripts(self.keys, clock_key)
         try:
-            self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-                url, retry=AsyncRetry(NoBackoff(), 0), **_options(url) | {"socket_timeout": None}
-            )
+            self.redis: redis.asyncio.Redis = async_client(url, self.keys.prefix)
         except ValueError as error:
             raise BrokerUnsuitable(f"redis.url {masked(url)!r}: {error}") from None
         self._links = AsyncLinks(lambda: self.redis.connection_pool, SOCKET_TIMEOUT)

@@ -85,8 +85,8 @@ def redis_url(connection: Any) -> str:
     """The URL of the Redis that this redis-py client speaks to, credentials included. Raises ConfigError."""
     pool = connection.connection_pool
     kwargs: dict[str, Any] = pool.connection_kwargs
-    if hasattr(pool, "service_name") or kwargs.get("credential_provider") is not None:
-        text = "rq's Sentinel and credential provider settings cannot be taken over; start `headrace worker` instead"
+    if kwargs.get("credential_provider") is not None:
+        text = "rq's credential provider settings cannot be taken over; start `headrace worker` instead"
         raise ConfigError([Problem("rq", None, "connection", text)])
     if kwargs.get("decode_responses"):
         text = "decode_responses is set: jobs are bytes; leave it out of the URL or settings that rq was given"
@@ -98,7 +98,16 @@ def redis_url(connection: Any) -> str:
         return f"unix://{credentials}{quote(path)}?db={database}"
     tls = "SSL" in pool.connection_class.__name__
     options = {name: str(kwargs[name]) for name in _TLS if tls and kwargs.get(name) is not None}
-    host = kwargs.get("host") or "localhost"
-    place = f"[{host}]" if ":" in host else host
+    scheme, place = "rediss" if tls else "redis", _place(kwargs)
+    if hasattr(pool, "service_name"):
+        asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+        scheme, place = f"{scheme}+sentinel", f"{','.join(_place(each) for each in asked)}/{pool.service_name}"
+        own = {f"sentinel_{name}": asked[0].get(name) for name in ("username", "password")}
+        options |= {name: value for name, value in own.items() if value}
     query = f"?{urlencode(options)}" if options else ""
-    return f"{'rediss' if tls else 'redis'}://{credentials}{place}:{kwargs.get('port') or 6379}/{database}{query}"
+    return f"{scheme}://{credentials}{place}/{database}{query}"
+
+
+def _place(kwargs: Mapping[str, Any]) -> str:
+    host = kwargs.get("host") or "localhost"
+    return f"{f'[{host}]' if ':' in host else host}:{kwargs.get('port') or 6379}"

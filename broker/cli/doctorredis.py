@@ -49,7 +49,7 @@ def _trial() -> Finding:
 
 
 def _judge_server(shown: str, info: dict[str, Any]) -> Iterator[Finding]:
-    complaint = unsuitable(info)
+    complaint = unsuitable(info, shown)
     name = "Valkey" if "valkey_version" in info else "Redis"
     text = f"{shown}: {name} {info.get('valkey_version') or info.get('redis_version')}"
     yield Finding("failed", "Redis", f"{text}: {complaint}", 4) if complaint else Finding("ok", "Redis", text)
@@ -93,6 +93,6 @@ def _way(config: Config) -> Iterator[Finding]:
     if parts.scheme.startswith("rediss") and checks != "required":
         text = f"ssl_cert_reqs={checks}: anybody on the way can pose as Redis; leave it out, and give ssl_ca_certs"
         yield Finding("warning", "way to Redis", text)
-    elif parts.scheme == "redis" and config.redis.password and not is_loopback(parts.hostname or ""):
+    elif parts.scheme.partition("+")[0] == "redis" and config.redis.password and not is_loopback(parts.hostname or ""):
         text = "the password and every task cross the network in clear: use rediss:// unless nobody can listen there"
         yield Finding("warning", "way to Redis", text)

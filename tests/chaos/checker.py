@@ -35,6 +35,7 @@ TIMES_SLACK_S = 5.0  # a settle may wait so long for its server; a clock that is
 DUE_SLACK_S = 0.05  # two clocks' rounding
 DEADLINE_SLACK_S = 0.25  # a claim just before the deadline is still on its way to the endpoint
 PERMANENT = re.compile(r"^rq:(queues|workers(:.+)?|x:(pools|(pool|endpoints|endpoint|registered|waiting):.+))$")
+FORGETFUL = ("server killed", "primary killed", "failover by order")
 GONE_WHEN_EMPTY = re.compile(r"^rq:(finished|failed|canceled):[^:]+$")
 
 
@@ -86,8 +87,8 @@ def check(lines: Iterable[Line]) -> Verdict:
     destroyed = {task for task, what in damage.items() if what == "another type"}
     _acknowledged(verdict, by_kind, finals, meta, destroyed)
     _unchanged(verdict, by_kind, finals, meta)
-    _leases(verdict, by_kind["leases"])
-    _executions(verdict, by_kind, finals, damage)
+    _leases(verdict, by_kind["leases"], by_kind["fault"], meta)
+    _executions(verdict, by_kind, finals, damage, meta)
     _pauses(verdict, by_kind["hit"], meta)
     _limits(verdict, by_kind, finals, damage)
     _times(verdict, by_kind, finals)
@@ -104,8 +105,12 @@ def check(lines: Iterable[Line]) -> Verdict:
 
 
 def _in_window(t: float, faults: Sequence[Line], window: float) -> bool:
-    """A killed server may forget what it said in its last moments."""
-    return any(fault["fault"] == "server killed" and -0.2 <= fault["t"] - t <= window for fault in faults)
+    """A killed server may forget what it said in its last moments, one that is replaced what it said until then."""
+    return any(
+        fault["t"] - window <= t <= fault.get("lost_until", fault["t"] + 0.2)
+        for fault in faults
+        if fault["fault"] in FORGETFUL
+    )
 
 
 def _acknowledged(
@@ -155,8 +160,9 @@ def _unchanged(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str,
             verdict.against("B", f"task {task} was settled {times} times, by its reply list")
 
 
-def _leases(verdict: Verdict, samples: Sequence[Line]) -> None:
+def _leases(verdict: Verdict, samples: Sequence[Line], faults: Sequence[Line], meta: Line) -> None:
     fences: dict[str, int] = {}
+    seen: dict[str, float] = {}
     for sample in samples:
         holders: dict[str, str] = {}
         for endpoint, held in sample["held"].items():
@@ -165,18 +171,19 @@ def _leases(verdict: Verdict, samples: Sequence[Line]) -> None:
                     verdict.against("C", f"task {task} has a lease on {holders[task]} and one on {endpoint}")
                 holders[task] = endpoint
                 fence = int(token.split(".")[0]) if token else 0
-                if fence and fence < fences.get(task, 0) and not sample.get("reverted"):
+                fell = 0 < fence < fences.get(task, 0)
+                if fell and not _in_window(seen[task], faults, meta["window"]):
                     verdict.against("C", f"task {task}: fence fell from {fences[task]} to {fence}")
-                fences[task] = fence or fences.get(task, 0)
+                fences[task], seen[task] = fence or fences.get(task, 0), sample["t"]
 
 
 def _executions(
-    verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damage: dict[str, str]
+    verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damage: dict[str, str], meta: Line
 ) -> None:
     met: Counter[str] = Counter()  # how often a fault met a task under way
     for fault in lines["fault"]:
         if fault["reruns"]:
-            met.update(fault["in_flight"])
+            met.update(set(fault["in_flight"]) | _forgotten(fault, lines, meta["window"]))
     verdict.extra_bound = sum(met.values())
     hits: Counter[str] = Counter()
     resent: dict[str, set[int]] = defaultdict(set)  # attempts that were sent once more within themselves
@@ -195,6 +202,13 @@ def _executions(
         verdict.extra += extra
         if extra > met[task]:
             verdict.against("D", f"task {task} ran {extra} times too often; faults met it {met[task]} times")
+
+
+def _forgotten(fault: Line, lines: dict[str, list[Line]], window: float) -> set[str]:
+    """Tasks that ran where another server took over: what they came to may be lost with the rest of the window."""
+    if "lost_until" not in fault:
+        return set()
+    return {line["task"] for line in lines["ack"] + lines["outcome"] if _in_window(line["t"], [fault], window)}
 
 
 def _pauses(verdict: Verdict, hits: Sequence[Line], meta: Line) -> None:

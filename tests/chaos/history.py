@@ -5,6 +5,7 @@ meta       scenario, seed, lease, max_attempts, recovery (bound, s), window (s o
 ack        task, word: the server has it. sent: when it was first sent, Unix seconds
 fault      fault (its name), until (when it was over), in_flight (task ids), reruns (bool: may these run again?), pid,
            count, bound (s, instead of meta's recovery), resume (s until the next outcome of any task),
+           lost_until (Unix seconds: what was acknowledged until then may be lost),
            in_a_row (bool: recovery counts from the last of its name, which may have met whoever would recover)
 leases     held: {endpoint: [[task, token], ...]}, all of one instant
 outcome    task, status, outcome, digest, end: when it was first seen

@@ -78,6 +78,13 @@ class Observer:
             self.every.discard(task)
             self.destroyed.add(task)
 
+    def forget_missing(self, keep: Sequence[str]) -> None:
+        """No longer wait for tasks that are not there, except these."""
+        tasks = [task for task in self.open_tasks() if task not in keep]
+        there = self.patient(lambda: self.store.pipelined([("EXISTS", self.store.keys.job(task)) for task in tasks]))
+        with self._lock:
+            self._open -= {task for task, exists in zip(tasks, there, strict=True) if not exists}
+
     @property
     def waiting(self) -> int:
         """Tasks that were seen without an outcome when last looked at."""

@@ -17,6 +17,8 @@ from tests.support.fleet import ROOT
 from tests.support.servers import redis_server
 
 RESUME_S = 5.0  # after a restart; no lease has to run out for it
+FAILOVER_S = 30.0  # from the fault to the next outcome
+STALE_S = 2.0  # a replaced primary is spoken to for a second, until the Sentinels are asked again
 BUSY_LUA = "local until_ = tonumber(ARGV[1]) while true do if redis.call('TIME')[1] * 1 >= until_ then return 1 end end"
 
 
@@ -58,6 +60,30 @@ def kill_server(world: World, budget: int) -> None:
 def kill_synced_server(world: World, budget: int) -> None:
     """kill -9 of a server that syncs before it answers: nothing may go."""
     _kill_server(world, budget)
+
+
+@scenario(7, 4, sentinels=True)
+def sentinel_failover(world: World, budget: int) -> None:
+    """kill -9 of the primary, and SENTINEL FAILOVER, in turn: the replica takes over."""
+    trio = world.trio
+    for number in range(min(budget, 4)):
+        trio.settled()
+        world.pause(0.5, 1.5)
+        old, held, began = trio.primary, world.observer.open_tasks(), time.time()
+        if number % 2:
+            trio.order()
+        else:
+            old.kill()
+        world.until(lambda before=old: before not in trio.named, "every Sentinel names the new primary", 30)  # type: ignore[misc]
+        left = max(1.0, began + FAILOVER_S - time.time())
+        if old.running:
+            lost_until = time.time() + STALE_S
+            world.fault("failover by order", held, reruns=True, since=began, lost_until=lost_until, resume=left)
+        else:
+            world.fault("primary killed", held, reruns=True, since=began, lost_until=began + 0.2, resume=left)
+            old.start()
+        world.forget_lost()
+        world.flowing(left)
 
 
 @scenario(8, 2, lease=3.0, latency="1500ms", jitter="500ms", slots=70, outstanding=260, batch=50)

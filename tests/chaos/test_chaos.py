@@ -22,6 +22,7 @@ SHORT = {
     "kill-synced-server": 2,
     "server-away": 1,
     "read-only": 1,
+    "sentinel-failover": 1,
     "lose-replies": 60,
     "lose-enqueue-replies": 20,
     "reset-links": 60,

@@ -124,3 +124,16 @@ def test_a_killed_server_may_lose_its_last_moments_and_no_more() -> None:
     assert (verdict.lost, verdict.in_window) == (0, 1)
     find(lines, "ack", task="a")["t"] = 99.0
     assert check(lines).lost == 1
+
+
+def test_a_failover_may_lose_what_was_acknowledged_until_the_new_primary_was_known_and_no_more() -> None:
+    lines = history()
+    find(lines, "meta")["window"] = 1.0
+    find(lines, "fault").update(fault="failover by order", t=102.0, lost_until=106.0)
+    find(lines, "outcome", task="a")["digest"] = "lost"
+    find(lines, "hit", endpoint="e1")["task"] = "a"
+    verdict = check(lines)
+    assert verdict.violations == []
+    assert (verdict.in_window, verdict.extra) == (1, 1)
+    find(lines, "fault")["lost_until"] = 104.0
+    assert {invariant for invariant, _ in check(lines).violations} == {"B", "D"}

@@ -21,6 +21,7 @@ from tests.chaos.observer import Observer, text
 from tests.chaos.proxy import Proxy
 from tests.support.endpoints import SimulatedEndpoint
 from tests.support.fleet import Fleet, until
+from tests.support.sentinels import Trio, sentinel_trio
 from tests.support.servers import RealServer, redis_server
 
 POOL = "llm"
@@ -45,6 +46,7 @@ class Settings:
     jitter: str = "50ms"
     pool: dict[str, Any] = field(default_factory=dict)
     server: dict[str, str] = field(default_factory=dict)
+    sentinels: bool = False  # a primary and a replica, found by Sentinels, with no proxy before them
     lossy_producer: bool = False  # the producer speaks through a proxy of its own
     priorities: bool = True
     deadline: float | None = None
@@ -69,7 +71,7 @@ class World:
         self.history = History(folder / f"{name}-{seed}.jsonl")
         self.path = self.history.path
         config = {"appendonly": "yes", "appendfsync": "everysec", "enable-debug-command": "yes", **settings.server}
-        window = 2.5 if config["appendfsync"] == "everysec" else 0.0
+        window = 1.0 if settings.sentinels else 2.5 if config["appendfsync"] == "everysec" else 0.0
         self.history.write(
             "meta", scenario=name, seed=seed, lease=settings.lease, max_attempts=3, recovery=settings.recovery,
             window=window, slots=settings.slots, unowned=settings.unowned,
@@ -85,13 +87,19 @@ class World:
         self._killed: set[int] = set()  # a killed process is listed until its parent has looked
         self.refused = 0  # enqueues that were told FULL
         self.sending: list[str] | None = None  # not acknowledged yet
-        self.server: RealServer = self._stack.enter_context(redis_server(_kind(), config))
+        if settings.sentinels:
+            self.trio: Trio = self._stack.enter_context(sentinel_trio(config=config))
+            self.server: RealServer = self.trio.servers[0]
+            self.url = self.trio.url
+        else:
+            self.server = self._stack.enter_context(redis_server(_kind(), config))
+            self.url = self.server.unix_url
         links = settings.fleets + settings.lossy_producer
         self.proxies = [Proxy(self.server.port) for _ in range(links)]  # the producer's is the last
         for proxy in self.proxies:
             self._stack.callback(proxy.close)
         self.endpoints = [self._endpoint(number, seed) for number in range(settings.endpoints)]
-        self.observer = Observer(self.server.unix_url, POOL, self.history, 3)
+        self.observer = Observer(self.url, POOL, self.history, 3)
         self.fleets: list[Fleet] = []
 
     @property
@@ -137,8 +145,8 @@ class World:
         if self.settings.wrong_clocks:
             self.clocks.append(WrongClock(folder / "clock"))
             env = {**env, **self.clocks[-1].env}
-        url, module = self.proxies[number].url, self.settings.module
-        fleet = Fleet(folder, url, {POOL: pool}, self.settings.processes, module=module, env=env)
+        url = self.url if self.settings.sentinels else self.proxies[number].url
+        fleet = Fleet(folder, url, {POOL: pool}, self.settings.processes, module=self.settings.module, env=env)
         self.fleets.append(fleet)
         self._stack.callback(fleet.close)
         until(lambda: self._waits(fleet), "each of its processes has asked for work")
@@ -176,6 +184,10 @@ class World:
         before = self.observer.settled_at
         until(lambda: self.observer.settled_at > before, "a task gets its outcome", patience)
 
+    def forget_lost(self) -> None:
+        """Tasks that a server lost are not waited for; the checker says whether it was allowed to."""
+        self.observer.forget_missing(keep=self.sending or [])
+
     def until(self, happened: Callable[[], Any], what: str, patience: float = 60.0) -> Any:
         return until(happened, what, patience)
 
@@ -192,7 +204,7 @@ class World:
 
     def enqueue(self, work: Request, **options: Any) -> str:
         """One more task, of a scenario's own. Returns its id."""
-        with Broker(self.server.unix_url) as broker:
+        with Broker(self.url) as broker:
             task = broker.enqueue(POOL, work, **options)
         self.observer.watch([task.id])
         self.history.write("ack", task=task.id, word="queued")
@@ -204,7 +216,7 @@ class World:
             self._producer.join(90)
 
     def _produce(self) -> None:
-        url = self.proxies[-1].url if self.settings.lossy_producer else self.server.unix_url
+        url = self.proxies[-1].url if self.settings.lossy_producer else self.url
         with Broker(url) as broker:
             due = time.monotonic()
             while self._producing.is_set():
@@ -230,8 +242,8 @@ class World:
     def _send(self, broker: Broker, items: list[tuple[Request, TaskOptions]]) -> None:
         """Until it is acknowledged, by the same ids: what a careful producer does."""
         ids = [options.id for _, options in items if options.id]
-        self.observer.watch(ids)
         self.sending, sent = ids, time.time()
+        self.observer.watch(ids)
         while True:
             try:
                 broker.enqueue_many(POOL, items)
@@ -276,7 +288,7 @@ class World:
             rest = self.observer.rest()
         except BrokerError:
             return False
-        return not (rest["slots"] or rest["wip"] or rest["scheduled"])
+        return not (rest["slots"] or rest["wip"] or rest["scheduled"] or rest["listed"])
 
     def _hits(self) -> None:
         import json

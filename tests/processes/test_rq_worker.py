@@ -58,11 +58,22 @@ def test_the_url_leads_to_the_redis_that_rq_speaks_to(url: str) -> None:
     load_config(None, {}, {"redis.url": redis_url(redis.Redis.from_url(url))})
 
 
-def test_a_sentinel_connection_is_refused_with_what_to_do() -> None:
+def test_the_url_leads_to_the_sentinels_that_rq_asks() -> None:
     sentinel_class: Any = redis.Sentinel
-    sentinel = sentinel_class([("127.0.0.1", 1)])
+    kwargs = {"username": "watch", "password": "s@"}
+    sentinel = sentinel_class([("10.0.0.1", 26379), ("::1", 5)], sentinel_kwargs=kwargs, password="p/w", db=2)
+    url = redis_url(sentinel.master_for("main"))
+    assert url == (
+        "redis+sentinel://:p%2Fw@10.0.0.1:26379,[::1]:5/main/2?sentinel_username=watch&sentinel_password=s%40"
+    )
+    config = load_config(None, {}, {"redis.url": url})
+    assert config.redis.url == "redis+sentinel://10.0.0.1:26379,[::1]:5/main/2"
+
+
+def test_a_credential_provider_is_refused_with_what_to_do() -> None:
+    provider: Any = redis.UsernamePasswordCredentialProvider("u", "p")
     with pytest.raises(ConfigError, match="start `headrace worker` instead"):
-        redis_url(sentinel.master_for("mymaster"))
+        redis_url(redis.Redis(credential_provider=provider))
 
 
 def test_a_connection_that_decodes_is_refused_with_what_to_do() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.addresses import endpoint_id, redis_address, redis_url_with
+from broker.addresses import RedisNodes, endpoint_id, mask_url, redis_address, redis_nodes, redis_url_with
 from broker.durations import format_seconds, format_size, parse_seconds, parse_size, span
 
 
@@ -108,6 +108,8 @@ def test_sizes_survive_writing(size: int) -> None:
         ("unix://u:pw@/run/r.sock?db=1", "unix:///run/r.sock?db=1", "u", "pw"),
         ("redis://h?password=pw&db=1", "redis://h?db=1", None, "pw"),
         ("redis+sentinel://:pw@a:1,b:2/main/0", "redis+sentinel://a:1,b:2/main/0", None, "pw"),
+        ("valkey+sentinel://:pw@a/main", "redis+sentinel://a/main", None, "pw"),
+        ("rediss+cluster://u:pw@a:1,[::1]:2", "rediss+cluster://a:1,[::1]:2", "u", "pw"),
     ],
 )
 def test_redis_address(text: str, url: str, username: str | None, password: str | None) -> None:
@@ -115,6 +117,38 @@ def test_redis_address(text: str, url: str, username: str | None, password: str 
     assert (address.url, address.username, address.password) == (url, username, password)
     again = redis_address(redis_url_with(address.url, username, password)) if password else address
     assert again == address
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("redis+sentinel://a:1", "has no service"),
+        ("redis+sentinel://a:1/ /0", "spaces"),
+        ("redis+sentinel://a:1/main/x", "database that is not a number"),
+        ("redis+sentinel://a:1,:2/main", "host or port"),
+        ("redis+sentinel://a:x/main", "host or port"),
+        ("redis+cluster://a:1,b:99999", "host or port"),
+        ("redis+cluster://a:1/3", "has a database"),
+    ],
+)
+def test_a_redis_address_that_is_none(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        redis_address(text)
+
+
+def test_credentials_of_sentinels_are_apart_from_those_of_servers() -> None:
+    text = "redis+sentinel://u:p@a:1,b/main/3?sentinel_username=watch&sentinel_password=s%26%40&protocol=2"
+    address = redis_address(text)
+    assert address.url == "redis+sentinel://a:1,b/main/3?protocol=2"
+    assert (address.sentinel_username, address.sentinel_password) == ("watch", "s&@")
+    whole = redis_url_with(address.url, "u", "p", address.sentinel_username, address.sentinel_password)
+    assert redis_address(whole) == address
+    assert "s%26" not in mask_url(whole)
+    assert redis_nodes(whole) == RedisNodes(
+        (("a", 1), ("b", 26379)), "main", "redis://u:p@node/3?protocol=2", "watch", "s&@"
+    )
+    assert redis_nodes("rediss+cluster://:p@a:1,b") == RedisNodes((("a", 1), ("b", 6379)), "", "rediss://:p@node/")
+    assert redis_nodes("redis://a:1/0") is None
 
 
 @given(st.text(min_size=1), st.text())

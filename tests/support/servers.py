@@ -115,6 +115,8 @@ class RealServer:
     def command(self, *words: str) -> Reply:
         """One command over the unix socket; an error reply is bytes that begin with `-`. Raises OSError."""
         with connect(self.socket_path, 10) as connection:
+            if password := self.config.get("requirepass"):
+                call(connection, "AUTH", password)
             return call(connection, *words)
 
     def _signal(self, signum: signal.Signals) -> None:
