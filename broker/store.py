@@ -245,14 +245,17 @@ class AsyncStore:
 
     async def run_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
         """One round trip. The replies in order; the first error is raised after all have run."""
-        replies = await self.try_many(commands)
+        replies = self._parsed(commands, await self._guarded(self._attempt(commands)))
         if error := _first_error(replies):
             raise error
         return replies
 
     async def try_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """The same, with a translated error standing in the place of a reply that failed."""
-        replies = await self._guarded(self._attempt(commands))
+        """The same, with a translated error standing in the place of a reply that failed. For commands that may be
+        repeated: canceled, it drops its connection instead of waiting in the background."""
+        return self._parsed(commands, await self._translated(self._attempt(commands)))
+
+    def _parsed(self, commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[Any]:
         return [
             translate(reply, self.url) if isinstance(reply, Exception) else command.parse(reply)
             for command, reply in zip(commands, replies, strict=True)
@@ -271,8 +274,11 @@ class AsyncStore:
         future = asyncio.ensure_future(work)
         self._background.add(future)
         future.add_done_callback(self._forget)
+        return await self._translated(asyncio.shield(future))
+
+    async def _translated(self, work: Awaitable[T]) -> T:
         try:
-            return await asyncio.shield(future)
+            return await work
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
         except RuntimeError as error:
@@ -296,14 +302,7 @@ class AsyncStore:
 
     async def blocking(self, *command: Any) -> Any:
         """One command that blocks on the server, on a connection of its own that is dropped when this is canceled."""
-        try:
-            (reply,) = await self._links.exchange([command])
-        except (redis.exceptions.RedisError, OSError) as error:
-            raise translate(error, self.url) from error
-        except RuntimeError as error:
-            if UVLOOP_CLOSED not in str(error):
-                raise
-            raise translate(ConnectionResetError("the connection was reset"), self.url) from error
+        (reply,) = await self._translated(self._links.exchange([command]))
         if isinstance(reply, Exception):
             raise translate(reply, self.url) from reply
         return _as_redis_py(self.redis, [command], [reply])[0]
