@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from urllib.parse import urlsplit
 
 from broker.errors import InvalidTask, PayloadTooLarge
+from broker.seenkeys import SeenKeys
 from broker.task import METHODS, NpuTask, Request, Result, Work, check_path, shortened
 
 MAX_LINE_BYTES: Final = 262_144  # the default of a pool's queue.payload_limit
@@ -76,9 +77,9 @@ def read_batch(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Batc
     """Every line of `file` but the blank ones, in order, one at a time.
 
     A line over `max_bytes` is a bad line and never stands in memory whole. A repeated `custom_id` is a bad line; what
-    is kept to notice it is 16 bytes a line.
+    is kept to notice it stands in a file from some thousands of lines on.
     """
-    seen: set[bytes] = set()
+    seen = SeenKeys()
     number = 0
     most = max_bytes + 2  # with a line end of two bytes
     while line := file.readline(most + 1):
@@ -89,11 +90,8 @@ def read_batch(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Batc
         parsed = parse_line(line, number)
         if parsed is None:
             continue
-        if parsed.custom_id is not None:
-            key = custom_id_key(parsed.custom_id)
-            if key in seen:
-                parsed = _repeated(parsed, line)
-            seen.add(key)
+        if parsed.custom_id is not None and not seen.add(custom_id_key(parsed.custom_id)):
+            parsed = _repeated(parsed, line)
         yield parsed
 
 

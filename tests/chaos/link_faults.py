@@ -15,6 +15,7 @@ from tests.chaos.world import POOL, World
 SETTLES = {"finish", "retry", "release", "dead_letter"}
 SHARES = {"enqueue": 20, "claim": 25, "settle": 30, "renew": 5, "other": 20}  # of the replies that are lost
 VOLLEY = 25
+IN_A_ROW = 2  # of one kind: whoever meets them waits longer each time, and a link that loses all is `blackhole`
 SHA = re.compile(rb"[0-9a-f]{40}")
 
 
@@ -43,7 +44,7 @@ def lose_replies(world: World, budget: int) -> None:
         before = _dropped(world.proxies)
         for kind in world.rng.choices(list(SHARES), list(SHARES.values()), k=min(VOLLEY, budget - lost)):
             proxy = world.proxies[-1 if kind == "enqueue" else 0]
-            if kind != "enqueue" or not proxy.pending:  # else its producer waits longer each time, for nothing to run
+            if proxy.pending(kind) < IN_A_ROW:
                 proxy.drop(kind)
             world.pause(0.005, 0.03)
         _until_dropped(world)
@@ -61,7 +62,7 @@ def _dropped(proxies: list[Proxy]) -> Counter[str]:
 def _until_dropped(world: World) -> None:
     """Kinds that do not come by are left: a claim alone is rare while settles travel with it."""
     end = time.monotonic() + 3.0
-    while any(proxy.pending for proxy in world.proxies) and time.monotonic() < end:
+    while any(proxy.pending() for proxy in world.proxies) and time.monotonic() < end:
         time.sleep(0.01)
     for proxy in world.proxies:
         proxy.spare()

@@ -79,11 +79,10 @@ class Proxy:
         with self._lock:
             self._to_drop[kind] += 1
 
-    @property
-    def pending(self) -> int:
-        """Replies still to be dropped."""
+    def pending(self, kind: str | None = None) -> int:
+        """Replies still to be dropped, of one kind or of all."""
         with self._lock:
-            return self._to_drop.total()
+            return self._to_drop.total() if kind is None else self._to_drop[kind]
 
     def spare(self) -> None:
         with self._lock:
