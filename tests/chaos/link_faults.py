@@ -68,14 +68,16 @@ def _until_dropped(world: World) -> None:
         proxy.spare()
 
 
-@scenario(10, 40, lossy_producer=True, outstanding=600, batch=5)
+@scenario(10, 40, lossy_producer=True, outstanding=600, batch=5, rate=150.0)
 def lose_enqueue_replies(world: World, budget: int) -> None:
     """Endpoints are drained, replies of enqueue are lost: each task stands in a list exactly once, and runs once."""
     store, proxy = world.observer.store, world.proxies[-1]
+    world.idle.set()
+    world.until(lambda: not world.observer.unsettled(), "nothing is to do")
     for number in range(world.settings.endpoints):
         store.run(store.scripts.drain(POOL, f"e{number}", True))
-    world.until(lambda: not world.observer.in_flight(), "what ran has ended")
     proxy.name, began = namer(), time.time()
+    world.idle.clear()
     while proxy.dropped["enqueue"] < budget and not world.full:
         proxy.drop("enqueue")
         world.pause(0.01, 0.05)

@@ -110,25 +110,25 @@ def drain(world: World, budget: int) -> None:
         world.pause(0.3, 0.8)
         fleet = world.fleets[-1]
         world.start_fleet()
-        held = world.observer.in_flight()
         pids = world.of(fleet)
-        _drained(world, fleet, pids, at_once=bool(number % 2))
+        held = _drained(world, fleet, pids, at_once=bool(number % 2))
         world.fault("drained at once" if number % 2 else "drained", held, reruns=bool(number % 2))
         for pid in pids:
             world.fault("drained", [], reruns=False, pid=pid, count=0)
         world.flowing()
 
 
-def _drained(world: World, fleet: Fleet, pids: list[int], *, at_once: bool) -> None:
+def _drained(world: World, fleet: Fleet, pids: list[int], *, at_once: bool) -> list[str]:
     """SIGTERM; twice: what runs does not fit. Nothing is claimed later than `CLAIMS_S`, and, told twice, nothing is
-    held after `RELEASE_S`."""
+    held after `RELEASE_S`. The tasks that were under way."""
+    held = world.observer.in_flight()
     fleet.signal(signal.SIGTERM)
     told = time.monotonic()
     if at_once:
         world.pause(0.02, 0.1)
-        fleet.signal(signal.SIGTERM)
+        held += world.let_go(pids, lambda: fleet.signal(signal.SIGTERM))
     begun = time.monotonic()
-    known: set[tuple[str, ...]] = set()
+    known: set[tuple[str, str]] = set()
     while True:
         leases = world.observer.patient(world.observer.leases)
         now = time.monotonic()
@@ -147,6 +147,7 @@ def _drained(world: World, fleet: Fleet, pids: list[int], *, at_once: bool) -> N
             raise AssertionError("the drain does not end")
     if fleet.wait(20) != 0:
         raise AssertionError(f"a drained worker ended badly; see {fleet.log}")
+    return sorted({*held, *(task for task, _ in known)})
 
 
 @scenario(6, 6, processes=3, priorities=False, all_ok=True, unowned=8.0)
