@@ -53,6 +53,10 @@ class AdminScripts(Builder):
             "scrub", pool, args, lambda reply: Scrubbed(as_text(reply[0]), as_text(reply[1]), int(reply[2]))
         )
 
+    def retire(self, pool: str, *, away: float) -> Command[str]:
+        """ "retired", "served" (a process was heard of in the last `away` seconds) or "holds" (tasks or results)."""
+        return self._command("retire", pool, [in_ms(away)], as_text)
+
     def redrive(self, pool: str, ids: Sequence[str]) -> Command[list[str]]:
         """A word a task: queued, unsettled, done or unknown."""
         return self._command("redrive", pool, [len(ids), *ids], as_words)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from broker import __version__
 from broker.errors import BrokerError, QueueFull
+from broker.inspect import pools
 from broker.keys import LAG_FIELD
 from broker.rqjob import utc
 from broker.scripts import BATCH, SCRUB_START, Command, Lease, Reaped, Scrubbed
@@ -27,6 +28,7 @@ from workers.lag import LoopLag
 
 SWEEP_S: Final = 5.0
 SCRUB_S: Final = 50.0  # from one pass of a pool to the next
+AWAY_S: Final = 86_400.0  # a pool that holds nothing and was not served for so long is retired
 SCRUB_AT_ONCE_S: Final = 0.2  # of a pass, then the leases come first
 RENEW_SHARE: Final = 3  # renewed each third of a lease
 WORKER_TTL_S: Final = 60
@@ -78,6 +80,7 @@ class Housekeeper:
 
     def _run(self) -> None:
         renewed = swept = time.monotonic()
+        retired = -SCRUB_S
         while not self._stop.wait(min(self._lease / RENEW_SHARE, 1.0)):
             now = time.monotonic()
             try:
@@ -90,6 +93,9 @@ class Housekeeper:
                     self._begin_scrubs()
                     swept = now
                 self._scrub()
+                if now - retired >= SCRUB_S:
+                    retired = now
+                    self._retire()
             except BrokerError as error:
                 log.debug("housekeeping: %s", error)
             except Exception:
@@ -162,6 +168,13 @@ class Housekeeper:
                     log.warning("%s: scrub repaired %d; see the counters r_... of the pool", pool, at.repairs)
                 if not at.done:
                     self._scrubs[pool] = at
+
+    def _retire(self) -> None:
+        """Pools that left the configuration, and hold nothing any more, leave Redis."""
+        own = {dispatcher.pool.name for dispatcher in list(self._dispatchers)}
+        for pool in pools(self._store):
+            if pool not in own and self._store.run(self._store.scripts.retire(pool, away=AWAY_S)) == "retired":
+                log.info("pool %s: nobody serves it and it holds nothing; it is forgotten", pool)
 
     def _until_done(self, command: Command[int]) -> None:
         for _ in range(100):

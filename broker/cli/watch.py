@@ -104,7 +104,7 @@ def headline(pool: PoolStatus) -> str:
     return (
         f"pool {pool.pool}: {pool.backlog} waiting{f' ({special})' if special else ''}{oldest}; "
         f"{pool.delayed} delayed, {pool.running} running, {screen.counted(pool.dead, 'dead letter')}; "
-        f"{screen.counted(len(pool.processes), 'process', 'processes')}"
+        f"{screen.counted(len(pool.processes), 'process', 'processes') if pool.processes else 'no process serves it'}"
     )
 
 

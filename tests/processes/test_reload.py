@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from broker import Broker, Request
+from broker import Broker, Request, admin
 from broker.config import Endpoint
 from broker.registered import add_endpoint, remove_endpoint
 from broker.store import Store
@@ -194,6 +194,16 @@ def test_pools_come_and_go(tmp_path: Path, redis_url: str) -> None:
             until(lambda: not row(running, "e0"), "its endpoint is gone")
             write(running, {"llm": llm, "npu": npu})
             assert done([waits]) == {"ok": 1}
+
+
+def test_a_pool_that_left_the_file_is_forgotten(tmp_path: Path, redis_url: str) -> None:
+    """By the processes that are left, once it holds nothing and nobody was heard of."""
+    with simulated_endpoints(1) as (endpoint,), Broker(redis_url) as broker:
+        scripts = broker.store.scripts
+        broker.store.run_many([scripts.register("old", {}, []), scripts.register("full", {}, [])])
+        broker.enqueue("full", CHAT)
+        with fleet(tmp_path, redis_url, {"llm": pool_config([endpoint.url])}):
+            until(lambda: admin.pools(broker.store) == ["full", "llm"], "what is empty and unserved is gone")
 
 
 @pytest.mark.slow
