@@ -200,11 +200,10 @@ class Scripts(AdminScripts):
         *,
         lease: float,
         most: int,
-        started_at: str,
         known: Sequence[Lease] | None = None,
     ) -> Command[Claims]:
         """`known`: all leases the process knows of, after a claim whose reply was lost; the others are given again."""
-        args: list[str | bytes | int] = [process, in_ms(lease), most, started_at, len(offers)]
+        args: list[str | bytes | int] = [process, in_ms(lease), most, len(offers)]
         for offer in offers:
             args += (offer.endpoint, offer.room, offer.held)
         if known is not None:
@@ -222,8 +221,8 @@ class Scripts(AdminScripts):
             args += (held.id, held.token, held.endpoint)
         return self._command("renew", pool, args, as_words)
 
-    def finish(self, pool: str, items: Sequence[Finish], *, result_ttl: float, ended_at: str) -> Command[list[Settled]]:
-        args: list[str | bytes | int] = [in_ms(result_ttl), ended_at, len(items)]
+    def finish(self, pool: str, items: Sequence[Finish], *, result_ttl: float) -> Command[list[Settled]]:
+        args: list[str | bytes | int] = [in_ms(result_ttl), len(items)]
         for item in items:
             args += (item.lease.id, item.lease.token, item.lease.endpoint, item.answer, item.body, item.return_value)
         return self._command("finish", pool, args, _settled(len(items)))
@@ -244,9 +243,9 @@ class Scripts(AdminScripts):
         return self._command("release", pool, args, as_words)
 
     def dead_letter(
-        self, pool: str, items: Sequence[DeadLetter], *, dead_letter_ttl: float, result_ttl: float, ended_at: str
+        self, pool: str, items: Sequence[DeadLetter], *, dead_letter_ttl: float, result_ttl: float
     ) -> Command[list[Settled]]:
-        args: list[str | bytes | int] = [in_ms(dead_letter_ttl), in_ms(result_ttl), ended_at, len(items)]
+        args: list[str | bytes | int] = [in_ms(dead_letter_ttl), in_ms(result_ttl), len(items)]
         for item in items:
             args += (
                 item.lease.id, item.lease.token, item.lease.endpoint, item.verdict, item.reason, item.answer, item.body,

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 from broker.configmodel import Pool
 from broker.durations import span
 from broker.errors import BrokerError, BrokerUnavailable, QueueFull
-from broker.rqjob import utc
 from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
 from broker.store import AsyncStore
 from workers.policies import most_slots
@@ -63,7 +62,6 @@ class Dispatcher:
         *,
         most: int,
         burst: bool = False,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self.pool = workers[0].pool
         self.process = process
@@ -75,7 +73,6 @@ class Dispatcher:
         self._store = store
         self._most = most
         self._burst = burst
-        self._wall = wall  # the server's time, for RQ's fields
         self.on_idle: Callable[[], None] = lambda: None  # the last claim left nothing waiting
         self.on_stale: Callable[[Sequence[str]], object] = lambda endpoints: None  # check these, tasks wait for them
         self._outbox: list[Settlement] = []
@@ -193,7 +190,6 @@ class Dispatcher:
 
     def _settling(self, outbox: Sequence[Settlement]) -> tuple[list[Command[Any]], list[Sequence[Settlement]]]:
         scripts, name, queue = self._store.scripts, self.pool.name, self.pool.queue
-        ended_at = utc(self._wall())
         commands: list[Command[Any]] = []
         items: list[Sequence[Settlement]] = []
         by_kind: dict[type, list[Any]] = {Finish: [], Retry: [], Release: [], DeadLetter: []}
@@ -202,7 +198,7 @@ class Dispatcher:
         for kind, every in by_kind.items():
             for batch in self._batches(every):
                 if kind is Finish:
-                    command: Command[Any] = scripts.finish(name, batch, result_ttl=queue.result_ttl, ended_at=ended_at)
+                    command: Command[Any] = scripts.finish(name, batch, result_ttl=queue.result_ttl)
                 elif kind is Retry:
                     command = scripts.retry(name, batch)
                 elif kind is Release:
@@ -210,7 +206,7 @@ class Dispatcher:
                 else:
                     dead_ttl, ttl = queue.dead_letter_ttl, queue.result_ttl
                     command = scripts.dead_letter(
-                        name, batch, dead_letter_ttl=dead_ttl, result_ttl=ttl, ended_at=ended_at
+                        name, batch, dead_letter_ttl=dead_ttl, result_ttl=ttl
                     )
                 commands.append(command)
                 items.append(batch)
@@ -276,7 +272,6 @@ class Dispatcher:
             offers,
             lease=self.pool.queue.lease,
             most=most,
-            started_at=utc(self._wall()),
             known=known,
         )
 

@@ -42,7 +42,7 @@ class HostedPool:
         self._store, self._clock = store, clock
         workers = [_worker(endpoint, pool, clock) for endpoint in endpoints]
         _share(workers, sharers)
-        self.dispatcher = Dispatcher(store, process, workers, most=MOST_IN_FLIGHT, burst=burst, wall=clock.now)
+        self.dispatcher = Dispatcher(store, process, workers, most=MOST_IN_FLIGHT, burst=burst)
         self.checker = Checker(store, process, self.dispatcher)
         self._ear = Ear(store, pool.name, process, self.dispatcher.wake)
         self.dispatcher.on_idle = self._ear.queue_is_empty

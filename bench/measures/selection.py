@@ -44,17 +44,17 @@ def claims(lab: Lab, endpoints: int, rounds: int, most: int) -> list[float]:
     store.run(scripts.register(POOL, {"max_depth": 1_000_000}, [(name, 5, SLOTS, True, ()) for name in names]))
     store.pipelined([("CONFIG", "SET", "slowlog-log-slower-than", 0), ("CONFIG", "SET", "slowlog-max-len", 1_000_000)])
     times: list[float] = []
-    sha = scripts.claim(POOL, "p", [], lease=30, most=1, started_at="").script.sha
+    sha = scripts.claim(POOL, "p", [], lease=30, most=1).script.sha
     done, last = 0, -1
     for turn in range(rounds):
         store.run(scripts.enqueue(POOL, _tasks(done, most)))
         done += most
         process = f"p{turn % PROCESSES}"
         offers = [Offer(name, SLOTS, 0) for name in names[turn % PROCESSES :: PROCESSES]]
-        taken = store.run(scripts.claim(POOL, process, offers, lease=30, most=most, started_at="")).tasks
+        taken = store.run(scripts.claim(POOL, process, offers, lease=30, most=most)).tasks
         items = [Finish(task.lease, "{}", b"{}") for task in taken]
         if items:
-            store.run(scripts.finish(POOL, items, result_ttl=60, ended_at=""))
+            store.run(scripts.finish(POOL, items, result_ttl=60))
         if turn % 100 == 99:
             found, last = _claim_ms(store, sha, last)
             times += found

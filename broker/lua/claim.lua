@@ -1,6 +1,6 @@
 -- claim: queued -> started, for all endpoints of one process in one call, by the rule in select.lua.
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, process, lease ms, most tasks, started_at (RQ's text), k, then k times: endpoint, room, held
+-- ARGV    prefix, pool, process, lease ms, most tasks, k, then k times: endpoint, room, held
 --         room: how many more this process could run on it; held: how many it runs now
 --         and, if the reply of an earlier claim may have been lost: m, then m times: id, lease of what it knows to hold.
 --         What it holds without knowing is given to it again, first
@@ -12,10 +12,10 @@
 
 local now = server_ms()
 local process, lease_ms, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local started_at = ARGV[6]
+local started_at = date_text(now)
 local rooms, held, mine = {}, {}, {}
-for i = 1, tonumber(ARGV[7]) do
-  local at = 7 + (i - 1) * 3
+for i = 1, tonumber(ARGV[6]) do
+  local at = 6 + (i - 1) * 3
   local id = ARGV[at + 1]
   mine[#mine + 1] = id
   rooms[id], held[id] = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
@@ -37,7 +37,7 @@ local function look_for_lost(at)
     end
   end
 end
-if ARGV[8 + #mine * 3] then look_for_lost(8 + #mine * 3) end
+if ARGV[7 + #mine * 3] then look_for_lost(7 + #mine * 3) end
 
 call('LREM', P .. ':x:bell:' .. process, 0, 'work') -- messages about cancels stay
 promote_due(now)
@@ -135,7 +135,7 @@ end
 -- Given before, in a reply that was lost: the same lease, from now on.
 local function give_again(id, endpoint, lease)
   local task = fields_of(id, unpack(FIELDS_OF_TASK))
-  call('HSET', job_key(id), 'x_run', NOW)
+  call('HSET', job_key(id), 'x_run', NOW, 'started_at', started_at)
   hand(id, task, endpoint, lease)
 end
 

@@ -49,6 +49,22 @@ end
 -- RQ scores its registries in Unix seconds.
 local function seconds(ms) return string.format('%.3f', ms / 1000) end
 
+-- RQ's text of a time, by Howard Hinnant's days-to-date algorithm: a script has no calendar.
+local function date_text(ms)
+  local floor, days = math.floor, math.floor(ms / 86400000)
+  local left, shifted = ms - days * 86400000, days + 719468
+  local era = floor(shifted / 146097)
+  local of_era = shifted - era * 146097
+  local year = floor((of_era - floor(of_era / 1460) + floor(of_era / 36524) - floor(of_era / 146096)) / 365)
+  local of_year = of_era - (365 * year + floor(year / 4) - floor(year / 100))
+  local month = floor((5 * of_year + 2) / 153)
+  local day = of_year - floor((153 * month + 2) / 5) + 1
+  month = month < 10 and month + 3 or month - 9
+  year = year + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03d000Z', year, month, day, floor(left / 3600000),
+    floor(left / 60000) % 60, floor(left / 1000) % 60, left % 1000)
+end
+
 local function words(text)
   local found = {}
   for word in string.gmatch(text or '', '[^,]+') do found[#found + 1] = word end

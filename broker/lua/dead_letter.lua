@@ -1,6 +1,6 @@
 -- dead_letter: started -> dead (or expired, when the deadline ended the attempts).
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, dead letter ttl ms, result ttl ms, ended_at (RQ's text), n, then n times 9:
+-- ARGV    prefix, pool, dead letter ttl ms, result ttl ms, n, then n times 9:
 --         id, lease, endpoint, verdict for the breaker, reason, answer (JSON), body, history line (JSON),
 --         exception text (base64 of zlib, for a plain RQ producer, else "")
 --         A reason that starts with "expired" makes the outcome `expired`.
@@ -9,12 +9,12 @@
 -- needs: breaker
 
 local now = server_ms()
-local dead_ttl, result_ttl, ended_at = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local dead_ttl, result_ttl, ended_at = tonumber(ARGV[3]), tonumber(ARGV[4]), date_text(now)
 write_when_full()
 local words_out = {}
 
-for i = 1, tonumber(ARGV[6]) do
-  local at = 6 + (i - 1) * 9
+for i = 1, tonumber(ARGV[5]) do
+  local at = 5 + (i - 1) * 9
   local id, lease, endpoint, verdict, reason = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
   local word = fence(id, lease)
   if word == 'held' then

@@ -1,13 +1,13 @@
 -- finish: started -> ok. First write frees the slot: allowed when Redis' memory is full.
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, result ttl ms, ended_at (RQ's text), n, then n times 6:
+-- ARGV    prefix, pool, result ttl ms, n, then n times 6:
 --         id, lease, endpoint, answer (JSON), body, return value (base64, for a plain RQ producer, else "")
 -- Returns n words: "done" | "already" | "lost" | "canceled"
 -- Returns also, behind the words, what became of breakers: see breaker.lua, events.
 -- needs: breaker, adapt
 
 local now = server_ms()
-local ttl, ended_at, n = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local ttl, ended_at, n = tonumber(ARGV[3]), date_text(now), tonumber(ARGV[4])
 local words_out, good = {}, {}
 local held, sums = {}, new_sums()
 
@@ -36,7 +36,7 @@ end
 
 local seen = {}
 for i = 1, n do
-  local at = 5 + (i - 1) * 6
+  local at = 4 + (i - 1) * 6
   local id, lease, endpoint = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   if seen[id] then finish_held() end -- what comes second must see what the first did
   seen[id] = true

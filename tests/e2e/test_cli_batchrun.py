@@ -76,12 +76,12 @@ class Bench:
         self.most_waiting = max(self.most_waiting, waiting)
         scripts = self.store.scripts
         claims = await self.store.run(
-            scripts.claim(POOL, "test", [Offer("e1", most, 0)], lease=30, most=most, started_at="2026-01-01T00:00:00Z")
+            scripts.claim(POOL, "test", [Offer("e1", most, 0)], lease=30, most=most)
         )
         told = encode_answer(200, {}, "e1", 1.0)
         done = [Finish(claimed.lease, told, b'{"fine": true}') for claimed in claims.tasks]
         if done:
-            await self.store.run(scripts.finish(POOL, done, result_ttl=60, ended_at="2026-01-01T00:00:01Z"))
+            await self.store.run(scripts.finish(POOL, done, result_ttl=60))
         return len(done)
 
     async def serve(self) -> None:

@@ -33,7 +33,7 @@ class Bench:
     def claims(self, room: int, **more: Any) -> Any:
         offers = [Offer("e0", room, 0)]
         claim = self.store.scripts.claim
-        return self.store.run(claim(POOL, "p-1-x", offers, lease=LEASE_S, most=room, started_at="x", **more))
+        return self.store.run(claim(POOL, "p-1-x", offers, lease=LEASE_S, most=room, **more))
 
     def scrub(self) -> dict[str, int]:
         """A whole pass; repairs by name."""
@@ -105,7 +105,7 @@ def test_a_lease_without_its_slot_gets_it_back_and_its_holder_settles(bench: Ben
     assert bench.scrub() == {"slot": 1}
     assert bench.raw("ZCARD", bench.store.keys.slots(POOL, "e0")) == 1
     finish = Finish(claimed.lease, "{}", b"")
-    assert bench.store.run(bench.store.scripts.finish(POOL, [finish], result_ttl=60, ended_at="x")) == ["done"]
+    assert bench.store.run(bench.store.scripts.finish(POOL, [finish], result_ttl=60)) == ["done"]
     assert bench.raw("ZCARD", bench.store.keys.slots(POOL, "e0")) == 0
 
 
@@ -132,7 +132,7 @@ def test_the_holder_settles_a_task_that_an_rq_reader_took_for_abandoned(bench: B
     bench.raw("ZADD", keys.registry("failed", POOL), 1e12, claimed.lease.id)
     assert bench.scrub() == {}
     finish = Finish(claimed.lease, "{}", b"")
-    assert bench.store.run(bench.store.scripts.finish(POOL, [finish], result_ttl=60, ended_at="x")) == ["done"]
+    assert bench.store.run(bench.store.scripts.finish(POOL, [finish], result_ttl=60)) == ["done"]
     assert bench.status(claimed.lease.id) == "ok"
     assert bench.raw("ZCARD", keys.registry("failed", POOL)) == 0
 

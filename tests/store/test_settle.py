@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from broker.scripts import Lease, Offer, Reaped
@@ -17,6 +19,22 @@ def test_finish_gives_the_outcome(verbs: Verbs) -> None:
     assert (verbs.field("t", "x_body"), verbs.field("t", "x_try")) == ("body", "1")
     assert (verbs.counter("n_ok"), verbs.endpoint("a", "served")) == (1, "1")
     assert 0 < verbs.store.redis.pttl(verbs.store.keys.job("t")) <= DAY
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "1999-12-31T23:59:59.999000Z",
+        "2024-02-29T00:00:00.000000Z",
+        "2026-03-01T12:05:09.070000Z",
+        "2100-02-28T23:59:59.001000Z",
+    ],
+)
+def test_rqs_times_are_the_servers(verbs: Verbs, moment: str) -> None:
+    verbs.clock.set(round(datetime.fromisoformat(moment).timestamp() * 1000))
+    lease = run_one(verbs)
+    verbs.finish(lease)
+    assert (verbs.field("t", "started_at"), verbs.field("t", "ended_at")) == (moment, moment)
 
 
 def test_finish_of_a_repeat_answers_already(verbs: Verbs) -> None:

@@ -17,7 +17,6 @@ from broker.task import Request
 Settle = Finish | DeadLetter | Retry
 Act = Callable[[Claimed], Settle]
 
-ENDED_AT = "2026-01-01T00:00:00.000000Z"
 
 
 def echo(claimed: Claimed) -> Finish:
@@ -50,7 +49,7 @@ def listen(store: Store, pool: str) -> None:
 
 def claim(store: Store, pool: str, most: int = 64, endpoint: str = "vm1", process: str = "p1") -> list[Claimed]:
     offers = [Offer(endpoint, most, 0)]
-    command = store.scripts.claim(pool, process, offers, lease=30.0, most=most, started_at=ENDED_AT)
+    command = store.scripts.claim(pool, process, offers, lease=30.0, most=most)
     return store.run(command).tasks
 
 
@@ -62,9 +61,9 @@ def settle(store: Store, pool: str, items: Sequence[Settle]) -> list[Settled]:
     retried = [item for item in items if isinstance(item, Retry)]
     commands = []
     if finished:
-        commands.append(scripts.finish(pool, finished, result_ttl=60.0, ended_at=ENDED_AT))
+        commands.append(scripts.finish(pool, finished, result_ttl=60.0))
     if dead:
-        commands.append(scripts.dead_letter(pool, dead, dead_letter_ttl=600.0, result_ttl=60.0, ended_at=ENDED_AT))
+        commands.append(scripts.dead_letter(pool, dead, dead_letter_ttl=600.0, result_ttl=60.0))
     if retried:
         commands.append(scripts.retry(pool, retried))
     return [word for words in store.run_many(commands) for word in words]

@@ -83,7 +83,7 @@ class Verbs:
 
     def claims(self, process: str, offers: Sequence[Offer], *, most: int = 100, lease: int = LEASE) -> Claims:
         return self.run(
-            self.scripts.claim(POOL, process, offers, lease=lease / 1000, most=most, started_at="")
+            self.scripts.claim(POOL, process, offers, lease=lease / 1000, most=most)
         )  # fmt: skip
 
     def claim(self, process: str, most: int = 100, held: int = 0, **rooms: int) -> list[Lease]:
@@ -93,7 +93,7 @@ class Verbs:
 
     def finish(self, *leases: Lease) -> list[str]:
         items = [Finish(lease, '{"status":200}', b"body") for lease in leases]
-        return self.settle(self.scripts.finish(POOL, items, result_ttl=DAY / 1000, ended_at=""))
+        return self.settle(self.scripts.finish(POOL, items, result_ttl=DAY / 1000))
 
     def retry(
         self,
@@ -112,7 +112,7 @@ class Verbs:
     def dead_letter(self, *leases: Lease, verdict: Verdict = "count", reason: str = "why") -> list[str]:
         items = [DeadLetter(lease, verdict, reason, "{}", b"", "{}") for lease in leases]
         command = self.scripts.dead_letter(
-            POOL, items, dead_letter_ttl=2 * DAY / 1000, result_ttl=DAY / 1000, ended_at=""
+            POOL, items, dead_letter_ttl=2 * DAY / 1000, result_ttl=DAY / 1000
         )
         return self.settle(command)
 
