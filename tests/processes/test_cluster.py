@@ -71,6 +71,7 @@ def test_work_goes_on_when_the_slot_moves_to_another_node(cluster: Cluster, tmp_
     assert len(hits) == sum(hits) == 141, "nothing was lost, nothing ran twice"
 
 
+@pytest.mark.rq
 @pytest.mark.usefixtures("tagged")
 def test_rq_sees_the_queue_at_the_owner(cluster: Cluster) -> None:
     rq = pytest.importorskip("rq")
