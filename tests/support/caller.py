@@ -36,6 +36,7 @@ def any_policies(choose: Choose) -> Policies:
         cooldown_max=20_000,
         slow_start=choose((0, 1)),
         check_after=choose((0, 0, 0, 10_000)),
+        rate_window=choose((0, 0, 5000)),
     )
 
 
@@ -62,7 +63,7 @@ def _any_task(choose: Choose) -> dict[str, Any]:
 def any_call(choose: Choose) -> Call:
     name = choose(
         ("work",) * 7 + ("enqueue",) * 3 + ("settle",) * 4 + ("advance", "sweep") * 2 + ("burst", "claim") * 2
-        + ("manage", "redrive", "cancel", "register", "leave", "purge", "crash")
+        + ("manage", "redrive", "cancel", "register", "leave", "purge", "crash", "watch", "ticket")
     )  # fmt: skip
     return name, _arguments(name, choose)
 
@@ -107,6 +108,11 @@ def _arguments(name: str, choose: Choose) -> dict[str, Any]:
             return {"fleet": any_fleet(choose)}
         case "leave":
             return {"process": choose(PROCESSES)}
+        case "watch":
+            return {"reply": choose(("r", "w")), "chosen": picks(), "dead": choose((False, False, True))}
+        case "ticket":
+            duty, again = choose(("ear", "sweep")), choose((True, False))
+            return {"duty": duty, "process": choose(PROCESSES), "again": again}
     return {"chosen": picks()}
 
 
@@ -233,6 +239,12 @@ class Caller:
 
     def purge(self, chosen: Sequence[int]) -> None:
         self.twin.purge(self._ids(chosen, dead=True))
+
+    def watch(self, reply: str, chosen: Sequence[int], dead: bool) -> None:
+        self.twin.watch(reply, self._ids(chosen, dead))
+
+    def ticket(self, duty: str, process: str, again: bool) -> None:
+        self.twin.ticket(duty, process, again)
 
     def manage(self, endpoint: str, what: str) -> None:
         if what == "reset":

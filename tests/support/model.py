@@ -43,6 +43,7 @@ class Model(State):
     def _forget_if_free(self, name: str) -> None:
         if self.pool.endpoints[name].gone and not self.pool.endpoints[name].slots:
             del self.pool.endpoints[name]
+            self.rates.pop(name, None)
 
     def _earlier(self, new: NewTask) -> tuple[str, str] | None:
         found = self.idem.get(new.idempotency_key) if new.idempotency_key else None
@@ -345,6 +346,25 @@ class Model(State):
             replies.append(word)
         return replies
 
+    def watch(self, reply: str, ids: Sequence[str]) -> list[str]:
+        words = []
+        for task in map(self.tasks.get, ids):
+            if task is None:
+                words.append("unknown")
+            elif task.outcome:
+                words.append("settled")
+            else:
+                names = [name for name in task.reply.split(",") if name]
+                task.reply = ",".join([*names, *([] if reply in names else [reply])])
+                words.append("watching")
+        return words
+
+    def ticket(self, duty: str, process: str, again: bool) -> bool:
+        if duty not in self.tickets:
+            self.tickets[duty] = process
+            return True
+        return again and self.tickets[duty] == process
+
     def health(self, name: str, ok: bool) -> str:
         endpoint = self.pool.endpoints.get(name)
         if endpoint is None:
@@ -373,6 +393,7 @@ class Model(State):
         self.events.pop()  # who resets knows
         endpoint.pause, endpoint.healthy, endpoint.checked = 0, None, 0
         endpoint.ramp, endpoint.ramp_ok = None, 0
+        self.rates.pop(name, None)
         self._announce()
         return "done"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.scripts import Lease
@@ -72,6 +72,20 @@ class Policies:
     result_ttl: int = DAY
     slow_start: int = 0
     check_after: int = 0
+    rate_window: int = 0
+    failure_rate: int = 50
+    minimum_volume: int = 4
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Attempts and failures of one window of an endpoint, and of the window before it."""
+
+    at: int
+    attempts: int = 0
+    failures: int = 0
+    attempts_before: int = 0
+    failures_before: int = 0
 
 
 @dataclass
@@ -95,6 +109,8 @@ class State:
     contact: int | None = None
     amnesty: int = 0
     suspect: tuple[str, int] = ("", 0)
+    tickets: dict[str, str] = field(default_factory=dict)
+    rates: dict[str, Rate] = field(default_factory=dict)
 
     # -- pieces that several verbs share
 
@@ -154,8 +170,8 @@ class State:
             self.registries[registry][task.id] = self.now + ttl
         if task.idem:
             self.idem_days[task.idem] = ttl // DAY
-        if task.reply:
-            self.replies.setdefault(task.reply, []).append(task.id)
+        for name in filter(None, task.reply.split(",")):
+            self.replies.setdefault(name, []).append(task.id)
         self.counters[f"n_{outcome}"] += 1
 
     def _free_slot(self, lease: Lease) -> None:
@@ -204,6 +220,7 @@ class State:
         endpoint.state, endpoint.opens, endpoint.cooldown, endpoint.good = "open", self.now + cooldown, cooldown, 0
         endpoint.ramp, endpoint.ramp_ok = None, 0
         endpoint.epoch += 1
+        self.rates.pop(endpoint.id, None)
         self.events.append(f"opened {endpoint.id} {cooldown}")
 
     def _close(self, endpoint: Endpoint) -> None:
@@ -236,6 +253,7 @@ class State:
             if endpoint.state == "closed":
                 endpoint.fails = 0
                 self._ramp_up(endpoint)
+                self._count_rate(endpoint, failed=False)
                 return
             endpoint.good += 1
             if endpoint.good >= self.policies.half_open_successes:
@@ -244,8 +262,25 @@ class State:
         endpoint.fails += 1
         if endpoint.state == "half_open":
             self._open(endpoint, again=True)
-        elif verdict == "open" or endpoint.fails >= self.policies.failures:
+            return
+        too_many = self._count_rate(endpoint, failed=True)
+        if too_many or verdict == "open" or endpoint.fails >= self.policies.failures:
             self._open(endpoint, again=False)
+
+    def _count_rate(self, endpoint: Endpoint, failed: bool) -> bool:
+        """Whether too many attempts of this window and the one before failed."""
+        policies = self.policies
+        if not policies.rate_window:
+            return False
+        at, old = self.now // policies.rate_window, self.rates.get(endpoint.id, Rate(-9))
+        if old.at == at - 1:
+            old = Rate(at, attempts_before=old.attempts, failures_before=old.failures)
+        elif old.at != at:
+            old = Rate(at)
+        new = replace(old, attempts=old.attempts + 1, failures=old.failures + failed)
+        self.rates[endpoint.id] = new
+        attempts, failures = new.attempts + new.attempts_before, new.failures + new.failures_before
+        return attempts >= policies.minimum_volume and failures * 100 >= attempts * policies.failure_rate
 
     def _attempted(self, lease: Lease, verdict: str, served: bool) -> None:
         endpoint = self.pool.endpoints.get(lease.endpoint)
@@ -274,7 +309,11 @@ def render(model: State) -> dict[str, Any]:
             name: {task_id: score(due) for task_id, due in registry.items()}
             for name, registry in model.registries.items()
         },
-        "endpoints": {name: _render_endpoint(endpoint) for name, endpoint in pool.endpoints.items()},
+        "endpoints": {
+            name: {**_render_endpoint(endpoint), "rate": _render_rate(model.rates.get(name))}
+            for name, endpoint in pool.endpoints.items()
+        },
+        "tickets": model.tickets,
         "listeners": {name: (one.spoke, one.rung, one.rooms) for name, one in pool.listeners.items()},
         "bells": {name: words for name, words in model.bells.items() if words},
         "idem": {key: (f"{task_id} {digest}", model.idem_days[key]) for key, (task_id, digest) in model.idem.items()},
@@ -297,6 +336,12 @@ def _render_task(task: Task) -> dict[str, Any]:
         "priority": task.priority, "requires": ",".join(task.requires), "expires": bool(task.outcome),
         "late": ",".join(task.late), "suspect": task.suspect,
     }  # fmt: skip
+
+
+def _render_rate(rate: Rate | None) -> str:
+    if rate is None:
+        return ""
+    return f"{rate.at}: {rate.attempts_before} {rate.attempts}, {rate.failures_before} {rate.failures}"
 
 
 def _render_endpoint(endpoint: Endpoint) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def read(store: Store, pool: str) -> dict[str, Any]:
             name: (text.decode(), round(ttls[names[f"x:idem:{pool}:{name}"]] / DAY))
             for name, text in under(f"x:idem:{pool}:").items()
         },
+        "tickets": {duty: holder.decode() for duty, holder in under(f"x:ticket:{pool}:").items()},
         "replies": {name: sorted(one.decode() for one in ids) for name, ids in under("x:reply:").items()},
         "counters": {name.decode(): int(count) for name, count in settings.items() if name.startswith(b"n_")},
         "contact": int(settings.get(b"contact", 0)),
@@ -100,7 +101,7 @@ def _command(name: str, key: str) -> tuple[Any, ...] | None:
         ("wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:slots:", "x:deadlines:"): (
             "ZRANGE", key, 0, -1, "WITHSCORES",
         ),
-        ("x:idem:",): ("GET", key),
+        ("x:idem:", "x:ticket:"): ("GET", key),
     }  # fmt: skip
     return next((command for starts, command in kinds.items() if name.startswith(starts)), None)
 
@@ -140,6 +141,7 @@ def _endpoint(fields: Hash, slots: dict[str, float]) -> dict[str, Any]:
         "healthy": {"": None, "0": False, "1": True}[text("healthy")], "checked": number("checked"),
         "ramp": int(text("ramp")) if text("ramp") else None, "ramp_ok": number("ramp_ok"),
         "slots": {task_id: int(at) for task_id, at in slots.items()},
+        "rate": f"{text('rate_at')}: {text('rate_n')}, {text('rate_f')}" if text("rate_at") else "",
     }  # fmt: skip
 
 

@@ -102,6 +102,12 @@ class Twin:
     def purge(self, ids: Sequence[str]) -> None:
         self._same("purge", self.verbs.purge(*ids), self.model.purge(ids))
 
+    def watch(self, reply: str, ids: Sequence[str]) -> None:
+        self._same("watch", self.verbs.watch(reply, *ids), self.model.watch(reply, ids))
+
+    def ticket(self, duty: str, process: str, again: bool) -> None:
+        self._same("ticket", self.verbs.ticket(duty, process, again), self.model.ticket(duty, process, again))
+
     def health(self, endpoint: str, ok: bool) -> None:
         self._same("health", self.verbs.health(endpoint, ok), self.model.health(endpoint, ok))
 

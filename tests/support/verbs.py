@@ -145,6 +145,13 @@ class Verbs:
     def purge(self, *ids: str) -> list[str]:
         return self.run(self.scripts.purge(POOL, ids))
 
+    def watch(self, reply: str, *ids: str) -> list[str]:
+        return self.run(self.scripts.watch(POOL, reply, ids))
+
+    def ticket(self, duty: str, process: str, again: bool) -> bool:
+        """For longer than a test: a ticket runs out by the server's own clock."""
+        return self.run(self.scripts.ticket(POOL, duty, process, seconds=10_000, again=again))
+
     def health(self, endpoint: str, ok: bool) -> str:
         return self.run(self.scripts.health(POOL, endpoint, ok, "detail"))
 
