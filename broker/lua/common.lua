@@ -308,9 +308,10 @@ local function is_news(id, lease, word)
   return true
 end
 
--- A count in the task's hash goes up by one; what strangers wrote there counts as nothing.
+-- What strangers wrote in the place of a count counts as nothing.
 local function one_more(value) return math.floor(tonumber(value or '') or 0) + 1 end
 
+-- A count in the task's hash goes up by one.
 local function count(key, name)
   local number = one_more(call('HGET', key, name))
   call('HSET', key, name, int(number))
