@@ -41,11 +41,12 @@ def cost(lab: Lab, *, backlog: int, tasks: int, endpoints: int, processes: int) 
         for first in range(0, backlog, CHUNK):
             lab.headrace.enqueue(min(CHUNK, backlog - first), "--first", first)
         lab.server.redis.config_resetstat()
+        marks.append((0, 0))
         with lab.headrace.serving(endpoint, slots=slots, processes=processes):
             samples = watch(settled, tasks, lab.headrace, pause=0.01)
     start = next(mark for mark in marks if mark[0] >= tasks / 10 or mark is marks[-1])
     end = marks[-1]
-    if end[0] == start[0]:
+    if end[0] == start[0] or end[1] == start[1]:  # over between two looks
         start = marks[0]
     return Cost((end[1] - start[1]) / (end[0] - start[0]), rate(samples))
 
