@@ -161,17 +161,21 @@ class Reaped:
     freed: int
 
 
-def _claimed(row: list[Any]) -> Claimed:
-    task_id, endpoint, token, attempts, most, deadline, born, now, data, plain, lost = row
-    return Claimed(
-        Lease(task_id.decode(), token.decode(), endpoint.decode()),
-        int(attempts), int(most), int(deadline) / 1000, int(born) / 1000, int(now) / 1000, data, bool(plain), int(lost),
-    )  # fmt: skip
-
-
 def _claims(reply: Any) -> Claims:
-    wake, left, rows, stale = reply
-    return Claims(None if wake < 0 else wake / 1000, int(left), [_claimed(row) for row in rows], tuple(as_words(stale)))
+    wake, left, values, stale, now = reply
+    claimed_at = int(now) / 1000
+    tasks: list[Claimed] = []
+    for at in range(0, len(values), 3):
+        words = values[at + 2].decode().split(" ", 7)
+        endpoint, attempts, most, deadline, born, plain, lost, token = words
+        lease = Lease(values[at].decode(), token, endpoint)
+        tasks.append(
+            Claimed(
+                lease, int(attempts), int(most), int(deadline) / 1000, int(born) / 1000, claimed_at, values[at + 1],
+                plain == "1", int(lost),
+            )
+        )  # fmt: skip
+    return Claims(None if wake < 0 else wake / 1000, int(left), tasks, tuple(as_words(stale)))
 
 
 class Scripts(AdminScripts):

@@ -4,9 +4,10 @@
 --         room: how many more this process could run on it; held: how many it runs now
 --         and, if the reply of an earlier claim may have been lost: m, then m times: id, lease of what it knows to hold.
 --         What it holds without knowing is given to it again, first
--- Returns {wake ms or -1, left, tasks, endpoints to check first}: wake: claim again by then, even if no bell rings; left: tasks still waiting;
---         a task is {id, endpoint, lease, attempts so far, max attempts (0 the pool's), deadline ms (0 none), born ms,
---         now ms, data, plain 0|1, lost leases so far}
+-- Returns {wake ms or -1, left, tasks, endpoints to check first, now ms}
+--         wake: claim again by then, even if no bell rings; left: tasks still waiting; tasks, three times as many values:
+--         id, data, and in one text "<endpoint> <attempts so far> <max attempts, 0 the pool's> <deadline ms, 0 none>
+--         <born ms> <1 from a plain RQ producer, else 0> <lost leases so far> <lease>"
 -- Drops what died while it waited; moves what stands in a wrong list.
 -- needs: breaker, select
 
@@ -79,12 +80,16 @@ local function next_list(class)
 end
 
 local FIELDS_OF_TASK = {'status', 'data', 'x_try', 'x_max', 'x_dl', 'x_born', 'x_pri', 'x_req', 'x_excl', 'x_out',
-  'x_del', 'x_fence', 'result_ttl'}
+  'x_del', 'x_fence'}
 
 local moved = false
 
 -- A task that stood in a list: {fields} if it may start now.
 local function admit(id, variant)
+  local seen = fields_of(id, 'status', 'data', 'x_born')
+  if seen[1] == 'queued' and seen[2] and seen[3] and call('HLEN', job_key(id)) == PLAIN then
+    return {seen[1], seen[2], nil, nil, nil, seen[3]}
+  end
   local task = fields_of(id, unpack(FIELDS_OF_TASK))
   if task[1] ~= 'queued' or not task[2] then
     ghost_gone(variant)
@@ -114,14 +119,16 @@ end
 -- As text: a Lua number would lose its digits on the way. What strangers wrote counts as nothing.
 local function whole(text) return text and int(tonumber(text) or 0) or '0' end
 
-local tasks = {}
+local tasks, given = {}, 0
 local sums = new_sums()
 local NOW, EXPIRES, SHOWN = int(now), int(now + lease_ms), seconds(now + lease_ms + 60000)
 local function hand(id, task, endpoint, lease)
   member(sums, slots_key(endpoint), EXPIRES, id)
   member(sums, K_WIP, SHOWN, id .. ':' .. lease)
-  tasks[#tasks + 1] = {id, endpoint, lease, whole(task[3]), whole(task[4]), whole(task[5]), whole(task[6]), NOW,
-    task[2], task[6] and 0 or 1, whole(task[11])}
+  tasks[given * 3 + 1], tasks[given * 3 + 2] = id, task[2]
+  tasks[given * 3 + 3] = endpoint .. ' ' .. whole(task[3]) .. ' ' .. whole(task[4]) .. ' ' .. whole(task[5]) .. ' '
+    .. whole(task[6]) .. (task[6] and ' 0 ' or ' 1 ') .. whole(task[11]) .. ' ' .. lease
+  given = given + 1
 end
 
 local function start(id, task, endpoint)
@@ -155,10 +162,10 @@ end
 local looked = 0
 local function take(class, endpoint, quota)
   local started = 0
-  while started < quota and #tasks < most and looked < 2000 do
+  while started < quota and given < most and looked < 2000 do
     local list, only = next_list(class)
     if not list then break end
-    local want = only and math.min(quota - started, most - #tasks) or 1
+    local want = only and math.min(quota - started, most - given) or 1
     local ids = call('LPOP', list_key(list.variant), want)
     if not ids or #ids == 0 then
       list.length = 0
@@ -210,7 +217,7 @@ for _, class in ipairs(classes) do
     endpoint.quota = math.min(handed[endpoint.id], own_limit(endpoint))
     wanted = wanted + endpoint.quota
   end
-  local scale = wanted > most - #tasks and (most - #tasks) / wanted or 1
+  local scale = wanted > most - given and (most - given) / wanted or 1
   for _, endpoint in ipairs(list) do
     local quota = math.min(endpoint.quota, math.ceil(endpoint.quota * scale))
     if quota > 0 then
@@ -263,7 +270,7 @@ local function wake_after()
   local due = call('ZRANGE', K_SCHEDULED, 0, 0, 'WITHSCORES')
   if due[2] then by(math.ceil(tonumber(due[2]) * 1000) - now) end
   if left > 0 and room_left > 0 then
-    if #tasks >= most or looked >= 2000 then by(1) end
+    if given >= most or looked >= 2000 then by(1) end
     if reserved then by(spill) end
     for _, id in ipairs(mine) do
       local endpoint = view.by_id[id]
@@ -280,4 +287,4 @@ local stale = {}
 for _, id in ipairs(left > 0 and mine or {}) do
   if view.by_id[id] and view.by_id[id].stale then stale[#stale + 1] = id end
 end
-return {wake_after(), left, tasks, stale}
+return {wake_after(), left, tasks, stale, NOW}

@@ -25,7 +25,19 @@ local function fields_of(id, ...)
   return values.err and {} or values
 end
 
-local function slots_key(endpoint) return P .. ':x:slots:' .. pool .. ':' .. endpoint end
+-- To count a task's fields is cheaper than to look for a dozen that are not there: as enqueue wrote it, with no options,
+-- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED.
+local PLAIN, LEASED = 10, 16
+
+local slots_keys = {}
+local function slots_key(endpoint)
+  local key = slots_keys[endpoint]
+  if not key then
+    key = P .. ':x:slots:' .. pool .. ':' .. endpoint
+    slots_keys[endpoint] = key
+  end
+  return key
+end
 local function endpoint_key(endpoint) return P .. ':x:endpoint:' .. pool .. ':' .. endpoint end
 -- An endpoint that left the configuration has no hash; a late call about it must not bring one back.
 local function known(endpoint) return call('EXISTS', endpoint_key(endpoint)) == 1 end
@@ -39,7 +51,16 @@ local function slow_start() return call('HGET', K_POOL, 'slow_start') == '1' end
 
 local IDEM_TTL = 14 * 86400000 -- of the idempotency key of a task without outcome
 
-local function int(number) return string.format('%d', number) end
+-- Written once: a call writes the same few numbers for each of its tasks.
+local written = {}
+local function int(number)
+  local text = written[number]
+  if not text then
+    text = string.format('%d', number)
+    written[number] = text
+  end
+  return text
+end
 
 local function server_ms()
   local time = call('TIME')
@@ -47,7 +68,15 @@ local function server_ms()
 end
 
 -- RQ scores its registries in Unix seconds.
-local function seconds(ms) return string.format('%.3f', ms / 1000) end
+local scored = {}
+local function seconds(ms)
+  local text = scored[ms]
+  if not text then
+    text = string.format('%.3f', ms / 1000)
+    scored[ms] = text
+  end
+  return text
+end
 
 -- RQ's text of a time, by Howard Hinnant's days-to-date algorithm: a script has no calendar.
 local function date_text(ms)
@@ -207,46 +236,54 @@ local function write_sums(sums)
   end
 end
 
-local OF_ENDING = {'status', 'x_lease', 'x_done', 'x_out', 'x_try', 'x_dl', 'x_reply', 'x_idem', 'x_born', 'result_ttl',
-  'failure_ttl', 'x_run'}
+-- What an outcome depends on.
+local function read_ending(id)
+  local found = fields_of(id, 'status', 'x_lease', 'x_done', 'x_out', 'x_try', 'x_dl', 'x_reply', 'x_idem', 'x_born',
+    'result_ttl', 'failure_ttl', 'x_run')
+  return {
+    status = found[1], lease = found[2], done = found[3], outcome = found[4], try = found[5], deadline = found[6],
+    reply = found[7], idem = found[8], born = found[9], result_ttl = found[10], failure_ttl = found[11], run = found[12],
+  }
+end
+
 local REGISTRIES = {ok = K_FINISHED, dead = K_FAILED, poison = K_FAILED, canceled = K_CANCELED}
 
--- any -> an outcome. Fields is a flat list for the hash; task has the values of OF_ENDING. The caller has freed the slot
+-- any -> an outcome. Fields is a flat list for the hash; task is what read_ending gives. The caller has freed the slot
 -- already, and writes the sums. ttl in milliseconds; a task of a plain RQ producer keeps the TTL its producer asked for.
 -- Returns how long it ran, ms.
 local function conclude_in(sums, id, task, outcome, status, now, ttl, fields)
   local key = job_key(id)
-  if task[6] then call('ZREM', K_DEADLINES, id) end
-  if not task[9] then
-    local own = tonumber(task[(outcome == 'ok') and 10 or 11] or '')
+  if task.deadline then call('ZREM', K_DEADLINES, id) end
+  if not task.born then
+    local own = tonumber((outcome == 'ok' and task.result_ttl or outcome ~= 'ok' and task.failure_ttl) or '')
     if own and own ~= 0 then ttl = own * 1000 end
     if own == 0 and outcome == 'ok' then ttl = 1000 end
   end
   local n = #fields
   fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'status', status, 'x_out', outcome
   fields[n + 5], fields[n + 6] = 'x_end', int(now)
-  call('HSET', key, unpack(fields))
   call('HDEL', key, 'x_lease', 'x_ep', 'x_run')
+  call('HSET', key, unpack(fields))
   if ttl > 0 then call('PEXPIRE', key, int(ttl)) else call('PERSIST', key) end
   if REGISTRIES[outcome] then member(sums, REGISTRIES[outcome], ttl > 0 and seconds(now + ttl) or '+inf', id) end
-  if task[7] then
-    for _, name in ipairs(words(task[7])) do
+  if task.reply then
+    for _, name in ipairs(words(task.reply)) do
       local ids = sums.replies[name] or {}
       sums.replies[name] = ids
       ids[#ids + 1] = id
     end
   end
-  if task[8] and task[8] ~= '' then
-    call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task[8], int(ttl > 0 and ttl or 86400000))
+  if task.idem and task.idem ~= '' then
+    call('PEXPIRE', P .. ':x:idem:' .. pool .. ':' .. task.idem, int(ttl > 0 and ttl or 86400000))
   end
   sums.counts['n_' .. outcome] = (sums.counts['n_' .. outcome] or 0) + 1
-  return now - (tonumber(task[12] or '') or now)
+  return now - (tonumber(task.run or '') or now)
 end
 
 -- The same for one task.
 local function conclude(id, outcome, status, now, ttl, fields)
   local sums = new_sums()
-  local ran = conclude_in(sums, id, fields_of(id, unpack(OF_ENDING)), outcome, status, now, ttl, fields)
+  local ran = conclude_in(sums, id, read_ending(id), outcome, status, now, ttl, fields)
   write_sums(sums)
   return ran
 end
@@ -268,20 +305,24 @@ end
 
 -- The fence. A lease is "<fence>.<epoch>.<process>"; only the holder of the current one may settle.
 -- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
--- 'lost' (somebody else's now, or gone). And the task, as OF_ENDING has it.
+-- 'lost' (somebody else's now, or gone). And the task, as read_ending has it.
 local function fence(id, lease)
-  local task = fields_of(id, unpack(OF_ENDING))
-  if task[2] == lease then
-    if task[1] == 'started' then return 'held', task end
+  local seen = fields_of(id, 'status', 'x_lease', 'x_born', 'x_run')
+  if seen[1] == 'started' and seen[2] == lease and seen[3] and call('HLEN', job_key(id)) == LEASED then
+    return 'held', {born = seen[3], run = seen[4]}
+  end
+  local task = read_ending(id)
+  if task.lease == lease then
+    if task.status == 'started' then return 'held', task end
     -- An RQ reader whose clock is ahead took the task for abandoned; the lease says otherwise.
-    if task[1] == 'failed' and not task[4] then
+    if task.status == 'failed' and not task.outcome then
       call('ZREM', K_FAILED, id)
       call('DEL', P .. ':results:' .. id)
       return 'held', task
     end
-    if task[1] == 'canceled' then return 'canceled', task end
+    if task.status == 'canceled' then return 'canceled', task end
   end
-  if task[3] == lease then return 'already', task end
+  if task.done == lease then return 'already', task end
   return 'lost', task
 end
 

@@ -11,11 +11,11 @@ local ttl, ended_at, n = tonumber(ARGV[3]), date_text(now), tonumber(ARGV[4])
 local words_out, good = {}, {}
 local held, sums = {}, new_sums()
 
-local function finish(item)
-  local id, lease, at, task = item.id, item.lease, item.at, item.task
-  item.sum.ran = item.sum.ran + conclude_in(sums, id, task, 'ok', 'finished', now, ttl, {
-    'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', lease, 'ended_at', ended_at,
-    'x_try', int(one_more(task[5])),
+local function finish(at, task, sum)
+  local id = ARGV[at + 1]
+  sum.ran = sum.ran + conclude_in(sums, id, task, 'ok', 'finished', now, ttl, {
+    'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', ARGV[at + 2], 'ended_at', ended_at,
+    'x_try', int(one_more(task.try)),
   })
   if ARGV[at + 6] ~= '' then
     local results = P .. ':results:' .. id
@@ -25,13 +25,27 @@ local function finish(item)
   end
 end
 
--- Slots first, those of one endpoint together, then the hashes.
+-- Slots first, those of one endpoint together, then the hashes. `held` has triples: where its arguments stand, task, sum.
 local slots, mirror = {}, {}
 local function finish_held()
   for endpoint, ids in pairs(slots) do call_with('ZREM', slots_key(endpoint), ids) end
   if #mirror > 0 then call_with('ZREM', K_WIP, mirror) end
-  for _, item in ipairs(held) do finish(item) end
+  for at = 1, #held, 3 do finish(held[at], held[at + 1], held[at + 2]) end
   held, slots, mirror = {}, {}, {}
+end
+
+-- What the endpoint did in one epoch of its breaker. Most leases of a call are the same text.
+local last = {}
+local function sum_of(endpoint, lease)
+  if last.endpoint == endpoint and last.lease == lease then return last.sum end
+  local name = endpoint .. ' ' .. epoch_of(lease)
+  local sum = good[name]
+  if not sum then
+    sum = {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = call('ZCARD', slots_key(endpoint))}
+    good[name] = sum
+  end
+  last = {endpoint = endpoint, lease = lease, sum = sum}
+  return sum
 end
 
 local seen = {}
@@ -42,16 +56,15 @@ for i = 1, n do
   seen[id] = true
   local word, task = fence(id, lease)
   if word == 'held' then
-    local name = endpoint .. ' ' .. epoch_of(lease)
-    local sum = good[name]
-    if not sum then
-      sum = {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = call('ZCARD', slots_key(endpoint))}
-      good[name] = sum
-    end
+    local sum = sum_of(endpoint, lease)
     sum.count = sum.count + 1
-    held[#held + 1] = {id = id, lease = lease, at = at, task = task, sum = sum}
-    local ids = slots[endpoint] or {}
-    slots[endpoint] = ids
+    local next_held = #held
+    held[next_held + 1], held[next_held + 2], held[next_held + 3] = at, task, sum
+    local ids = slots[endpoint]
+    if not ids then
+      ids = {}
+      slots[endpoint] = ids
+    end
     ids[#ids + 1] = id
     mirror[#mirror + 1] = id .. ':' .. lease
     word = 'done'

@@ -30,8 +30,10 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("no fence", "if task[2] == lease then", "if true then"),
-    Mutant("own repeat is lost", "if task[3] == lease then return 'already', task end", ""),
+    Mutant("no fence", "if task.lease == lease then", "if true then"),
+    Mutant("every task in hand is plain", " and call('HLEN', job_key(id)) == LEASED", ""),
+    Mutant("every waiting task is plain", " and call('HLEN', job_key(id)) == PLAIN", ""),
+    Mutant("own repeat is lost", "if task.done == lease then return 'already', task end", ""),
     Mutant("slot stays taken", "call('ZREM', slots_key(endpoint), id)\n  call('ZREM', K_WIP", "call('ZREM', K_WIP"),
     Mutant("mirror stays", "  call('ZREM', K_WIP, id .. ':' .. lease)\nend", "end"),
     Mutant("exclusions ignored", "if not excluded[endpoint.id] then", "if true then"),
@@ -155,7 +157,7 @@ MUTANTS = [
     Mutant("finished mirrors stay", "if #mirror > 0 then", "if false then"),
     Mutant("reply list not told", "call_with('RPUSH', reply, ids)", "local _ = ids"),
     Mutant("claimed and not leased", "call_with('ZADD', key, sums.members[key])", "local _ = key"),
-    Mutant("success counts no attempt", "'x_try', int(one_more(task[5]))", "'x_try', '0'"),
+    Mutant("success counts no attempt", "'x_try', int(one_more(task.try))", "'x_try', '0'"),
     Mutant("removed endpoint comes back", "if known(ARGV[5 + i]) then", "if true then"),
 ]
 
