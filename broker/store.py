@@ -20,7 +20,8 @@ from broker.addresses import mask_query
 from broker.errors import BrokerError, BrokerUnavailable, BrokerUnsuitable, QueueFull
 from broker.keys import Keys, default_prefix
 from broker.links import AsyncLinks, Links
-from broker.redisclient import ELSEWHERE, SOCKET_TIMEOUT, WrongWay, async_client, sync_client
+from broker.redisclient import ELSEWHERE, SOCKET_TIMEOUT, async_client, sync_client
+from broker.redislookup import WrongWay
 from broker.scripts import Command, Scripts
 
 T = TypeVar("T")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from broker import AsyncBroker, Broker, Request
 from broker.errors import BrokerUnavailable, BrokerUnsuitable
 from broker.launch import free_port
-from broker.redisclient import SentinelLookup
+from broker.redislookup import SentinelLookup
 from broker.store import AsyncStore, Store
 from tests.support.commands import headrace
 from tests.support.fleet import until
 from tests.support.player import serving
 from tests.support.sentinels import SERVICE, Trio, sentinel_trio
-from tests.support.servers import RealServer
+from tests.support.servers import RealServer, redis_server
+from tests.support.stubsentinel import stub_sentinel
 
 pytestmark = pytest.mark.xdist_group("sentinel")
 
@@ -150,6 +152,64 @@ def test_a_new_primary_is_followed_while_the_old_one_still_takes_writes(replacea
     store.close()
 
 
+def written_at(store: Store, key: str) -> int:
+    """The port of the server that took it; 0 if none did."""
+    try:
+        return int(store.pipelined([("SET", key, "1"), ("CONFIG", "GET", "port")])[1][b"port"])
+    except BrokerUnavailable:
+        return 0
+
+
+def test_an_old_primary_that_comes_back_as_one_gets_no_writes(replaceable: Trio) -> None:
+    """Killed, and started again on its old port: for ten seconds nobody tells it that it has a successor.
+
+    One Sentinel has heard of nothing. Neither who was there before nor who comes now takes its word.
+    """
+    old, new = replaceable.servers
+    with stub_sentinel(old.port) as stale:
+        url = f"redis+sentinel://127.0.0.1:{stale.port},{replaceable.hosts}/{SERVICE}/0"
+        store = Store(url)
+        assert written_at(store, "before") == old.port
+        old.kill()
+        until(lambda: replaceable.named == [new] * 3, "the Sentinels have chosen", 60)
+        old.start()
+        for each in (store, Store(url)):
+            assert until(lambda each=each: written_at(each, "after"), "it is taken", 30) == new.port
+            each.close()
+
+        async def late() -> None:
+            async_store = AsyncStore(url)
+            assert (await async_store.pipelined([("CONFIG", "GET", "port")]))[0] == {b"port": b"%d" % new.port}
+            await async_store.close()
+
+        asyncio.run(late())
+
+
+def test_who_looked_when_there_was_no_successor_yet_looks_again_soon() -> None:
+    """The primary hangs, is given up, and goes on: until a look finds the new one, all that it takes is lost."""
+    with redis_server() as old, redis_server() as new, stub_sentinel(old.port) as sentinel:
+        store = Store(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/0")
+        assert written_at(store, "before") == old.port
+        sentinel.flags = "master,s_down,o_down"
+        asked = sentinel.asked
+        until(lambda: written_at(store, "between") and sentinel.asked > asked + 2, "it looks again and again", 15)
+        sentinel.primary, sentinel.epoch, sentinel.flags = new.port, 1, "master"
+        until(lambda: written_at(store, "after") == new.port, "it has left", 15)
+        store.close()
+
+
+def test_a_replica_is_not_taken_for_the_primary(trio: Trio) -> None:
+    """Not even to read: what it says may be old, and Sentinels may not know yet that it is one."""
+    with stub_sentinel(trio.servers[1].port) as mistaken:
+        url = f"redis+sentinel://:{PASSWORDS[0]}@127.0.0.1:{mistaken.port}/{SERVICE}/0"
+        store = Store(url)
+        with pytest.raises(BrokerUnavailable, match="named as the primary is a replica"):
+            store.pipelined([("GET", "a")])
+        store.close()
+        with pytest.raises(BrokerUnavailable, match="named as the primary is a replica"):
+            asyncio.run(pinged(url))
+
+
 def test_a_primary_that_was_demoted_is_left(replaceable: Trio) -> None:
     """What it says to writes and to blocked calls is a lost connection: to be tried again, elsewhere."""
     old, other = replaceable.servers
@@ -188,21 +248,80 @@ def answer(port: int, epoch: int, flags: str = "master") -> list[bytes]:
     return [str(part).encode() for pair in fields.items() for part in pair]
 
 
-def searched(lookup: SentinelLookup, answers: dict[int, list[bytes]]) -> tuple[int, list[int]]:
-    """The port that was found, and whom the lookup asked; `answers` by the Sentinels' ports."""
-    search, asked = lookup.search(), []
-    try:
-        (_, port), _ = next(search)
-        while True:
-            asked.append(port)
-            (_, port), _ = search.send(answers[port])
-    except StopIteration as end:
-        return end.value[1], asked
+Answers = dict[int, list[bytes] | Exception]
+
+
+def searched(lookup: SentinelLookup, answers: Answers, successor: int = 0) -> tuple[int, list[int]]:
+    """The port that was found, and whom the lookup asked; `answers` by the Sentinels' ports.
+
+    `successor`: the port that who leads a failover names, when asked for the address alone.
+    """
+    asked: list[int] = []
+
+    async def ask(sentinel: tuple[str, int], command: tuple[str, ...]) -> Any:
+        if command[1] == "GET-MASTER-ADDR-BY-NAME":
+            return [b"10.0.0.1", b"%d" % successor]
+        asked.append(sentinel[1])
+        return answers[sentinel[1]]
+
+    return asyncio.run(lookup.search(ask))[1], asked
+
+
+def lookup_of(*ports: int) -> SentinelLookup:
+    return SentinelLookup([("s", port) for port in ports], SERVICE)
+
+
+GONE = ConnectionError("gone")
+
+
+def test_a_primary_is_believed_when_most_sentinels_name_it() -> None:
+    lookup = lookup_of(1, 2, 3)
+    stale, fresh = answer(6001, 4), answer(6002, 5)
+    assert searched(lookup, {1: stale, 2: fresh, 3: fresh}) == (6002, [1, 2, 3])
+    assert searched(lookup, {1: stale, 2: fresh, 3: fresh}) == (6002, [2, 3]), "who agreed is asked first"
+    assert searched(lookup_of(1, 2, 3), {1: fresh, 2: fresh, 3: GONE}) == (6002, [1, 2]), "most are enough"
+    assert searched(lookup_of(1, 2, 3), {1: GONE, 2: GONE, 3: fresh}) == (6002, [1, 2, 3]), "one, when no more answer"
 
 
 def test_a_sentinel_that_has_not_heard_of_the_failover_is_not_believed() -> None:
-    lookup = SentinelLookup([("s", 1), ("s", 2)], SERVICE)
+    lookup = lookup_of(1, 2)
     assert searched(lookup, {1: answer(6001, 4, "master,s_down"), 2: answer(6002, 5)}) == (6002, [1, 2])
-    assert searched(lookup, {1: answer(6001, 4), 2: answer(6002, 5)}) == (6002, [2]), "who knew is asked first"
-    assert searched(lookup, {2: answer(6001, 4), 1: answer(6002, 5)}) == (6002, [2, 1])
-    assert searched(lookup, {1: answer(6003, 0), 2: answer(6003, 0)}) == (6003, [1, 2]), "they were set up anew"
+    assert searched(lookup, {1: answer(6001, 4), 2: answer(6002, 5)}) == (6002, [2, 1])
+    with pytest.raises(RedisConnectionError, match=r"has not heard of the last failover \(s:2: gone\)"):
+        searched(lookup, {1: answer(6001, 4), 2: GONE})
+    assert lookup.found == ("10.0.0.1", 6002)
+    assert searched(lookup, {2: answer(6003, 0), 1: answer(6003, 0)}) == (6003, [2, 1]), "they were set up anew"
+
+
+def test_a_primary_that_most_sentinels_hold_for_down_is_not_connected_to() -> None:
+    down, up = answer(6001, 4, "master,s_down,o_down"), answer(6001, 4)
+    assert searched(lookup_of(1, 2, 3), {1: down, 2: up, 3: up}) == (6001, [1, 2, 3])
+    with pytest.raises(RedisConnectionError, match=r"10\.0\.0\.1:6001 of 'queues' is down, and has no successor yet"):
+        searched(lookup_of(1, 2, 3), {1: down, 2: up, 3: down})
+
+
+def test_who_leads_a_failover_is_asked_for_the_successor() -> None:
+    """SENTINEL MASTER shows the old primary there, with the new epoch, until all replicas follow the new one."""
+    leading = answer(6001, 5, "master,failover_in_progress")
+    lookup = lookup_of(1, 2)
+    assert searched(lookup, {1: leading, 2: answer(6001, 4)}, successor=6002) == (6002, [1, 1, 2])
+    assert searched(lookup, {1: leading, 2: answer(6002, 5)}, successor=6002) == (6002, [1, 1, 2])
+    assert searched(lookup_of(1), {1: answer(6001, 4, "master,failover_in_progress")}, successor=6001) == (6001, [1])
+
+
+def test_who_began_to_look_before_a_failover_does_not_have_the_last_word() -> None:
+    lookup = lookup_of(1, 2)
+    late = lookup.search(lambda sentinel, command: Later())
+    late.send(None)
+    assert searched(lookup, {1: answer(6002, 5), 2: answer(6002, 5)}) == (6002, [1, 2])
+    late.send(answer(6001, 4))
+    with pytest.raises(StopIteration, match="6002"):
+        late.send(answer(6001, 4))
+    assert lookup.found == ("10.0.0.1", 6002)
+
+
+class Later:
+    """Waits for what is sent."""
+
+    def __await__(self) -> Generator[None, Any, Any]:
+        return (yield)
