@@ -35,7 +35,7 @@ TIMES_SLACK_S = 5.0  # a settle may wait so long for its server; a clock that is
 DUE_SLACK_S = 0.05  # two clocks' rounding
 DEADLINE_SLACK_S = 0.25  # a claim just before the deadline is still on its way to the endpoint
 PERMANENT = re.compile(r"^rq:(queues|workers(:.+)?|x:(pools|(pool|endpoints|endpoint|registered|waiting):.+))$")
-FORGETFUL = ("server killed", "primary killed", "failover by order")
+FORGETFUL = ("server killed", "primary killed", "failover by order", "failover by itself")
 GONE_WHEN_EMPTY = re.compile(r"^rq:(finished|failed|canceled):[^:]+$")
 
 
@@ -208,7 +208,10 @@ def _forgotten(fault: Line, lines: dict[str, list[Line]], window: float) -> set[
     """Tasks that ran where another server took over: what they came to may be lost with the rest of the window."""
     if "lost_until" not in fault:
         return set()
-    return {line["task"] for line in lines["ack"] + lines["outcome"] if _in_window(line["t"], [fault], window)}
+    told = [line for kind in ("ack", "outcome", "leases") for line in lines[kind]]
+    told = [line for line in told if _in_window(line["t"], [fault], window)]
+    leased = {task for line in told for held in line.get("held", {}).values() for task, _ in held}
+    return leased | {line["task"] for line in told if "task" in line}
 
 
 def _pauses(verdict: Verdict, hits: Sequence[Line], meta: Line) -> None:
@@ -238,9 +241,7 @@ def _times(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Lin
             verdict.against("E", f"task {task}: sent, started, ended, settled at {moments}")
 
 
-def _limits(
-    verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damage: dict[str, str]
-) -> None:
+def _limits(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line], damage: dict[str, str]) -> None:
     by_task: dict[str, list[Line]] = defaultdict(list)
     for hit in lines["hit"]:
         by_task[hit["task"]].append(hit)

@@ -14,7 +14,7 @@ from broker.errors import BrokerError
 from tests.chaos.scenarios import scenario, volleys
 from tests.chaos.world import World
 from tests.support.fleet import ROOT
-from tests.support.sentinels import Trio
+from tests.support.sentinels import DEMOTED, SYNCED, Trio
 from tests.support.servers import RealServer, redis_server
 
 RESUME_S = 5.0  # after a restart; no lease has to run out for it
@@ -68,12 +68,29 @@ def _is_replica(trio: Trio, server: RealServer) -> bool:
     return False
 
 
+def _by_itself(world: World, asked: int, replaced_at: float) -> int:
+    """Notes the failovers after the first `asked`: Sentinels that were starved took a server for dead.
+
+    The new primary may be one that was replaced, at `replaced_at`, and came back with what it had then. Returns how
+    many there have been in all.
+    """
+    found = world.trio.failovers()
+    for each in found[asked:]:
+        synced = any(replaced_at < at < each.at for at in world.trio.server(each.new).moments(SYNCED))
+        left = [at for at in world.trio.server(each.old).moments(DEMOTED) if at > each.at]
+        began, until = each.at if synced else replaced_at, min(left, default=time.time())  # it takes writes until told
+        world.fault("failover by itself", reruns=True, since=began, lost_until=until + 0.2)
+        world.forget_lost()
+    return len(found)
+
+
 @scenario(7, 4, sentinels=True)
 def sentinel_failover(world: World, budget: int) -> None:
     """kill -9 of the primary, and SENTINEL FAILOVER, in turn: the replica takes over."""
-    trio = world.trio
+    trio, began, asked = world.trio, 0.0, 0
     for number in range(min(budget, 4)):
         trio.settled()
+        asked = _by_itself(world, asked, began)
         world.pause(0.5, 1.5)
         old, held, began = trio.primary, world.observer.open_tasks(), time.time()
         if number % 2:
@@ -92,6 +109,9 @@ def sentinel_failover(world: World, budget: int) -> None:
             old.start()
         world.forget_lost()
         world.flowing(left)
+        asked += 1
+    trio.settled()
+    _by_itself(world, asked, began)
 
 
 @scenario(8, 2, lease=3.0, latency="1500ms", jitter="500ms", slots=70, outstanding=260, batch=50)

@@ -135,5 +135,9 @@ def test_a_failover_may_lose_what_was_acknowledged_until_the_new_primary_was_kno
     verdict = check(lines)
     assert verdict.violations == []
     assert (verdict.in_window, verdict.extra) == (1, 1)
+    lines.append({**find(lines, "fault"), "fault": "failover by itself", "t": 104.5})
+    assert check(lines).violations == [], "each failover has a window of its own"
+    lines.pop()
+    find(lines, "leases")["t"] = 100.5
     find(lines, "fault")["lost_until"] = 104.0
     assert {invariant for invariant, _ in check(lines).violations} == {"B", "D"}

@@ -88,7 +88,7 @@ class World:
         self.refused = 0  # enqueues that were told FULL
         self.sending: list[str] | None = None  # not acknowledged yet
         if settings.sentinels:
-            self.trio: Trio = self._stack.enter_context(sentinel_trio(config=config))
+            self.trio: Trio = self._stack.enter_context(sentinel_trio(config=config, logs=folder))
             self.server: RealServer = self.trio.servers[0]
             self.url = self.trio.url
         else:

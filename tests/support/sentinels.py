@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from broker.keeper import Reply, call, connect
@@ -15,7 +18,46 @@ from tests.support.fleet import until
 from tests.support.servers import Kind, RealServer, server_path
 
 SERVICE = "queues"
-DOWN_AFTER_MS = 1000
+# Not less than 5 s: so long after a failover a Sentinel takes what the others said of the old primary for their word on
+# the new one. With 1 s, one Sentinel that was starved for that second began another failover, back to the old primary.
+DOWN_AFTER_MS = 6000
+STAMP = r"\d+ \w{3} \d{4} \d\d:\d\d:\d\d"
+PROMOTED = r"\+promoted-slave slave \S+ \S+ (\d+) @ \S+ \S+ (\d+)"  # one line, by the Sentinel that led the failover
+SYNCED = r"REPLICA sync: Finished with success|Successful partial resynchronization"
+DEMOTED = r"REPLICAOF \S+ enabled"
+
+
+@dataclass(frozen=True, order=True)
+class Failover:
+    """That has been: `new` took over from `old` at this Unix time."""
+
+    at: float
+    old: int  # ports
+    new: int
+
+
+class KeptServer(RealServer):
+    """Its settings are in a file, as operators have it, in which Sentinels make it write down whose replica it is.
+
+    So it comes back as what it was last made; a primary that was killed, as a primary.
+    """
+
+    def _settings(self) -> list[str]:
+        file = self.folder / "server.conf"
+        if not file.exists():
+            empty = '""'
+            file.write_text("".join(f"{name} {value or empty}\n" for name, value in self.config.items()))
+        return [str(file)]
+
+    def moments(self, event: str) -> list[float]:
+        """When its log says so, in Unix time."""
+        return [at for at, _ in _logged(self.log, event)]
+
+
+def _logged(log: Path, event: str) -> list[tuple[float, re.Match[str]]]:
+    line = re.compile(rf"^\S+ ({STAMP})\.(\d+) . .*?(?:{event})", re.MULTILINE)
+    found = line.finditer(log.read_text(errors="replace")) if log.exists() else ()
+    return [(time.mktime(time.strptime(each[1], "%d %b %Y %H:%M:%S")) + int(each[2]) / 1000, each) for each in found]
 
 
 class Sentinel:
@@ -23,19 +65,18 @@ class Sentinel:
 
     def __init__(self, folder: Path, settings: str, password: str = "") -> None:
         self.folder, self.port, self._password = folder, free_port(), password
+        self.log = folder / "log"
         folder.mkdir()
         self._file = folder / "sentinel.conf"
-        self._file.write_text(
-            f"bind 127.0.0.1\nport {self.port}\ndir {folder}\nunixsocket {folder}/s.sock\n{settings}"
-        )
+        self._file.write_text(f"bind 127.0.0.1\nport {self.port}\ndir {folder}\nunixsocket {folder}/s.sock\n{settings}")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         own = shutil.which("redis-sentinel")
         words = [own, str(self._file)] if own else [server_path("valkey"), str(self._file), "--sentinel"]
-        with (self.folder / "log").open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until(self._answers, f"the Sentinel answers; see {self.folder}/log", 15)
+        until(self._answers, f"the Sentinel answers; see {self.log}", 15)
 
     def _answers(self) -> bool:
         with suppress(OSError):
@@ -66,9 +107,9 @@ class Trio:
         config = {"repl-diskless-sync-delay": "0", **config, **secret}
         for name in ("one", "two"):
             (folder / name).mkdir()
-        first = RealServer(kind, folder / "one", config)
+        first = KeptServer(kind, folder / "one", config)
         more = {"replicaof": f"127.0.0.1 {first.port}"}
-        self.servers = [first, RealServer(kind, folder / "two", {**config, **more})]
+        self.servers = [first, KeptServer(kind, folder / "two", {**config, **more})]
         settings = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {first.port} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
@@ -116,13 +157,13 @@ class Trio:
         return [(each["flags"], each["master-link-status"]) for each in rows] == [("slave", "ok")]
 
     @property
-    def named(self) -> list[RealServer]:
+    def named(self) -> list[KeptServer]:
         """The primary, as each Sentinel has it."""
         ports = [_row(each.command("SENTINEL", "MASTER", SERVICE))["port"] for each in self.sentinels]
         return [server for port in ports for server in self.servers if str(server.port) == port]
 
     @property
-    def primary(self) -> RealServer:
+    def primary(self) -> KeptServer:
         """The one that most Sentinels name."""
         named = self.named
         return max(named, key=named.count)
@@ -132,9 +173,23 @@ class Trio:
         reply = self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
         assert reply == b"OK", reply
 
-    def replica(self) -> RealServer:
+    def replica(self) -> KeptServer:
         primary = self.primary
         return next(each for each in self.servers if each is not primary)
+
+    def failovers(self) -> list[Failover]:
+        """All that have been, first to last, asked for or not; from the Sentinels' logs."""
+        found = [each for sentinel in self.sentinels for each in _logged(sentinel.log, PROMOTED)]
+        return sorted(Failover(at, int(match[4]), int(match[3])) for at, match in found)
+
+    def server(self, port: int) -> KeptServer:
+        return next(each for each in self.servers if each.port == port)
+
+    def keep_logs(self, folder: Path) -> None:
+        for number, server in enumerate(self.servers, 1):
+            shutil.copy(server.log, folder / f"server{number}-{server.port}.log")
+        for number, sentinel in enumerate(self.sentinels, 1):
+            shutil.copy(sentinel.log, folder / f"sentinel{number}-{sentinel.port}.log")
 
     def close(self) -> None:
         for sentinel in self.sentinels:
@@ -152,9 +207,15 @@ def _row(reply: Reply) -> dict[str, str]:
 
 @contextmanager
 def sentinel_trio(
-    config: Mapping[str, str] | None = None, *, password: str = "", sentinel_password: str = ""
+    config: Mapping[str, str] | None = None,
+    *,
+    password: str = "",
+    sentinel_password: str = "",
+    logs: Path | None = None,
 ) -> Iterator[Trio]:
-    """Running, in a temporary folder, gone afterwards. Debian's servers where they are. Raises MissingServer."""
+    """Running, in a temporary folder, gone afterwards but for its logs. Debian's servers where they are. Raises
+    MissingServer.
+    """
     kind: Kind = "redis" if shutil.which("redis-server") else "valkey"
     server_path(kind)
     folder = Path(tempfile.mkdtemp(prefix="hr-"))
@@ -164,4 +225,7 @@ def sentinel_trio(
         yield trio
     finally:
         trio.close()
+        if logs is not None:
+            with suppress(FileNotFoundError):  # it did not start
+                trio.keep_logs(logs)
         shutil.rmtree(folder, ignore_errors=True)

@@ -79,7 +79,7 @@ class RealServer:
 
     def start(self) -> None:
         """Return when it answers."""
-        words = [self.path, *(word for name, value in self.config.items() for word in (f"--{name}", value))]
+        words = [self.path, *self._settings()]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
@@ -92,6 +92,9 @@ class RealServer:
                 break
         self.kill()
         raise RuntimeError(f"{self.path} did not start:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+    def _settings(self) -> list[str]:
+        return [word for name, value in self.config.items() for word in (f"--{name}", value)]
 
     def stop(self) -> None:
         """End it in order (SIGTERM)."""
