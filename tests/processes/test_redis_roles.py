@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from broker import Broker, Request
+from broker import AsyncBroker, Broker, Request
 from broker.config import Config
 from broker.errors import BrokerUnsuitable
 from broker.launch import free_port
@@ -21,6 +23,7 @@ from tests.support.commands import headrace
 from tests.support.endpoints import simulated_endpoints
 from tests.support.fleet import as_text, fleet, pool_config
 from tests.support.rules import documented_rules, set_users
+from tests.support.sentinels import SERVICE, Sentinel
 from tests.support.servers import Kind, MissingServer, RealServer, redis_server
 
 ASK = Request("POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
@@ -153,13 +156,16 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def with_tls(keys: Path) -> dict[str, str]:
+    files = {"tls-cert-file": "server.pem", "tls-key-file": "server.key", "tls-ca-cert-file": "ca.pem"}
+    return {"tls-auth-clients": "no", **{name: str(keys / file) for name, file in files.items()}}
+
+
 @pytest.fixture(scope="module")
 def tls_server(keys: Path) -> Iterator[RealServer]:
-    files = {"tls-cert-file": "server.pem", "tls-key-file": "server.key", "tls-ca-cert-file": "ca.pem"}
-    config = {"tls-auth-clients": "no", **{name: str(keys / file) for name, file in files.items()}}
     port = free_port()
     try:
-        with redis_server("redis", {**config, "port": "0", "tls-port": str(port)}, port=port) as running:
+        with redis_server("redis", {**with_tls(keys), "port": "0", "tls-port": str(port)}, port=port) as running:
             yield running
     except (MissingServer, RuntimeError) as error:  # there is none, or it was built without TLS
         pytest.skip(f"no server with TLS: {str(error).splitlines()[0]}")
@@ -191,3 +197,45 @@ def test_a_certificate_that_is_not_known_is_refused_in_one_line(
     assert done.returncode == 4
     assert "certificate" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def tls_sentinel(tls_server: RealServer, keys: Path) -> Iterator[int]:
+    """The port of one that speaks TLS alone, also to the server that it watches."""
+    port = free_port()
+    config = {**with_tls(keys), "tls-replication": "yes", "port": "0", "tls-port": str(port)}
+    settings = "".join(f"{name} {value}\n" for name, value in config.items())
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        watches = f"sentinel monitor {SERVICE} 127.0.0.1 {tls_server.port} 1\n"
+        sentinel = Sentinel(Path(folder) / "sentinel", settings + watches)
+        try:
+            sentinel.start()
+            yield port
+        finally:
+            sentinel.kill()
+
+
+def test_sentinels_over_tls(tls_sentinel: int, tls_server: RealServer, keys: Path) -> None:
+    """They name the primary by its number, which is not in its certificate."""
+    options = f"ssl_ca_certs={keys / 'ca.pem'}&ssl_check_hostname=false"
+    url = f"rediss+sentinel://localhost:{tls_sentinel}/{SERVICE}/0?{options}"
+    with Broker(url) as broker:
+        task = broker.enqueue("llm", ASK)
+
+    async def under_asyncio() -> str:
+        async with AsyncBroker(url) as own:
+            return (await own.enqueue("llm", ASK)).id
+
+    ids = [task.id, asyncio.run(under_asyncio())]
+    assert [tls_server.command("EXISTS", f"rq:job:{each}") for each in ids] == [1, 1]
+
+
+def test_a_sentinel_whose_certificate_is_not_known_is_refused_in_one_line(
+    tmp_path: Path, tls_sentinel: int, keys: Path
+) -> None:
+    for query in (f"ssl_ca_certs={keys / 'other.pem'}", "ssl_check_hostname=false"):
+        url = f"rediss+sentinel://localhost:{tls_sentinel}/{SERVICE}/0?{query}"
+        done = headrace("status", "--redis", url, cwd=tmp_path)
+        assert done.returncode == 4
+        assert "certificate" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
