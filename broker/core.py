@@ -73,8 +73,7 @@ class Core:
     def enqueue(self, pool: str, items: Sequence[Item]) -> Flow[list[str]]:
         """Everything is checked before anything is queued. The ids, in order."""
         limits = yield from self.limits(pool)
-        now = time.time()
-        tasks = [producer.prepare(pool, item, limits, now) for item in items]
+        tasks = [producer.prepare(pool, item, limits) for item in items]
         return (yield from enqueue(self.scripts, pool, tasks, limits))
 
     def cancel(self, pool: str, ids: Sequence[str]) -> Flow[list[bool]]:

@@ -117,12 +117,11 @@ class MapCall:
                 return  # the pool is full, or the source is slow: see what has come
 
     def _admit(self, items: Sequence[Item]) -> None:
-        now = time.time()
         for item in items:
             position, self._next_in = self._next_in, self._next_in + 1
             self._inside += 1
             try:
-                task = producer.prepare(self._pool, item, self._limits, now, self._reply)
+                task = producer.prepare(self._pool, item, self._limits, self._reply)
             except InvalidTask as error:
                 self._refuse(item, error, [position])
             else:

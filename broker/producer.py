@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, cast
 from broker.configmodel import QueuePolicy
 from broker.errors import IdempotencyConflict, InvalidTask, QueueFull, UsageError
 from broker.fields import as_count, as_seconds
-from broker.rqjob import describe, encode_work, utc
+from broker.rqjob import describe, encode_work
 from broker.scripts import ENQUEUE_BATCH, Enqueued, NewTask
 from broker.task import NpuTask, Priority, Request, TaskOptions, Work, check_names, new_task_id, shortened
 
@@ -81,16 +81,17 @@ def unpack(item: object) -> tuple[Work, TaskOptions]:
     return work, options
 
 
-def prepare(pool: str, item: Item, limits: PoolLimits, now: float, reply: str = "") -> NewTask:
-    """Checked and encoded, with its id chosen. `now` in Unix seconds. Raises InvalidTask, PayloadTooLarge."""
+def prepare(pool: str, item: Item, limits: PoolLimits, reply: str = "") -> NewTask:
+    """Checked and encoded, with its id chosen. Raises InvalidTask, PayloadTooLarge."""
     work, options = unpack(item)
     data = encode_work(work, limits.payload_limit)
+    if options is NO_OPTIONS:
+        return NewTask(new_task_id(), data, digest(pool, data), describe(work), reply=reply)
     return NewTask(
         id=options.id or new_task_id(),
         data=data,
         digest=digest(pool, data),
         description=describe(work),
-        created_at=utc(now),
         priority=options.priority or "normal",
         requires=options.requires,
         delay=options.delay or 0.0,

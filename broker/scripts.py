@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from broker.adminscripts import SCRUB_START as SCRUB_START
 from broker.adminscripts import AdminScripts
@@ -49,7 +49,6 @@ class NewTask(NamedTuple):
     data: bytes
     digest: str
     description: str
-    created_at: str
     priority: str = "normal"
     requires: tuple[str, ...] = ()
     delay: float = 0.0
@@ -58,6 +57,17 @@ class NewTask(NamedTuple):
     reply: str = ""
     idempotency_key: str = ""
     timeout: int = 360
+
+
+USUAL: Final = NewTask("", b"", "", "")[4:]  # its options
+
+
+def _options(task: NewTask) -> str:
+    words = (
+        task.priority, ",".join(task.requires), in_ms(task.delay), in_ms(task.deadline), task.max_attempts,
+        task.timeout, task.reply, task.idempotency_key,
+    )  # fmt: skip
+    return "|".join(map(str, words))
 
 
 class Enqueued(NamedTuple):
@@ -185,14 +195,14 @@ class Scripts(AdminScripts):
         """At most ENQUEUE_BATCH tasks. max_depth 0 takes the pool's."""
         args: list[str | bytes | int] = [max_depth, len(tasks)]
         for task in tasks:
-            args += (
-                task.id, task.priority, ",".join(task.requires), in_ms(task.delay), in_ms(task.deadline),
-                task.max_attempts, task.reply, task.idempotency_key, task.digest, task.data, task.timeout,
-                task.description, task.created_at,
-            )  # fmt: skip
+            options = "" if task[4:] == USUAL else _options(task)
+            args += (task.id, task.data, task.digest, task.description, options)
 
         def parse(reply: Any) -> list[Enqueued]:
-            return [Enqueued(as_text(reply[i]), as_text(reply[i + 1])) for i in range(0, len(reply), 2)]
+            answers = [Enqueued("queued", task.id) for task in tasks]
+            for i in range(0, len(reply), 3):
+                answers[reply[i] - 1] = Enqueued(as_text(reply[i + 1]), as_text(reply[i + 2]))
+            return answers
 
         return self._command("enqueue", pool, args, parse)
 

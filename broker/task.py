@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import re
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ def shortened(text: str, most: int = 40) -> str:
 
 def new_task_id() -> str:
     """A fresh id: 12 hex digits of milliseconds, then 80 random bits, so ids sort by time. 32 characters."""
-    return f"{int(time.time() * 1000):012x}{secrets.token_hex(10)}"
+    return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
 def check_pool(pool: object) -> str:

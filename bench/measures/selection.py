@@ -16,8 +16,7 @@ SLOTS = 8
 
 def _tasks(first: int, count: int) -> list[NewTask]:
     data = b'["workers.jobs.request",null,[],{"method":"POST","path":"/v1/chat/completions","json":{}}]'
-    stamp = "2026-01-01T00:00:00.000000Z"
-    return [NewTask(f"s{first + i}", data, "0", "POST /v1/chat/completions", stamp) for i in range(count)]
+    return [NewTask(f"s{first + i}", data, "0", "POST /v1/chat/completions") for i in range(count)]
 
 
 def _claim_ms(store: Store, sha: str, since: int) -> tuple[list[float], int]:

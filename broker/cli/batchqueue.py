@@ -76,7 +76,7 @@ class BatchQueue:
     def encode(self, line: BatchTask) -> Sending:
         """Raises InvalidTask: too large, or nested too deeply."""
         options = TaskOptions(id=self.task_id(line.custom_id), max_attempts=self._max_attempts)
-        task = producer.prepare(self.pool, (line.work, options), self._limits, time.time(), self._reply)
+        task = producer.prepare(self.pool, (line.work, options), self._limits, self._reply)
         return Sending(line.number, line.custom_id, line.digest, task)
 
     def task_id(self, custom_id: str) -> str:

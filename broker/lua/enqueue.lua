@@ -1,13 +1,16 @@
 -- enqueue: (nothing) -> queued | scheduled.
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, max_depth (0: the pool's own), n, then n times 13:
---         id, priority, requires, delay ms, deadline ms from now (0 none), max attempts (0 the pool's), reply list,
---         idempotency key, digest, data, timeout s, description, created_at (RQ's text)
--- Returns n times: "queued" | "already" | "full" | "conflict", id (the earlier one for already and conflict)
+-- ARGV    prefix, pool, max_depth (0: the pool's own), n, then n times 5:
+--         id, data, digest, description, options: "" or
+--         "<priority>|<requires>|<delay ms>|<deadline ms from now, 0 none>|<max attempts, 0 the pool's>|<timeout s>|<reply
+--         list>|<idempotency key>"
+-- Returns, for each that was not queued: its number, "already" | "full" | "conflict", id (the earlier one for already and
+-- conflict)
 -- The id is the client's, so a call whose reply was lost may be made again.
 -- needs: select
 
 local now = server_ms()
+local created_at = date_text(now)
 local limit, n = tonumber(ARGV[3]), tonumber(ARGV[4])
 if limit == 0 then limit = tonumber(call('HGET', K_POOL, 'max_depth') or '') or 100000 end
 
@@ -38,16 +41,23 @@ if room < n then
 end
 local reply, ready, queued = {}, {}, 0
 
+local OPTIONS = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|(.*)$'
+local TIMEOUT = '360' -- seconds, for a stock RQ worker
+
 for i = 1, n do
-  local at = 4 + (i - 1) * 13
-  local id, priority, requires = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local delay, deadline, idem, digest = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 8], ARGV[at + 9]
+  local at = 4 + (i - 1) * 5
+  local id, digest = ARGV[at + 1], ARGV[at + 3]
+  local priority, requires, delay, deadline, attempts, timeout, to, idem = 'normal', '', 0, 0, '0', TIMEOUT, '', ''
+  if ARGV[at + 5] ~= '' then
+    priority, requires, delay, deadline, attempts, timeout, to, idem = string.match(ARGV[at + 5], OPTIONS)
+    delay, deadline = tonumber(delay), tonumber(deadline)
+  end
   local word, known = earlier(id, idem, digest)
   if not word and room <= 0 then word, known = 'full', id end
   if not word then
     local fields = {
-      'data', ARGV[at + 10], 'created_at', ARGV[at + 13], 'enqueued_at', ARGV[at + 13], 'origin', pool,
-      'description', ARGV[at + 12], 'timeout', ARGV[at + 11], 'status', delay > 0 and 'scheduled' or 'queued',
+      'data', ARGV[at + 2], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
+      'description', ARGV[at + 4], 'timeout', timeout, 'status', delay > 0 and 'scheduled' or 'queued',
       'x_born', int(now), 'x_at', int(now), 'x_dig', digest,
     }
     local function field(name, value)
@@ -56,8 +66,8 @@ for i = 1, n do
     end
     if priority ~= 'normal' then field('x_pri', priority) end
     if requires ~= '' then field('x_req', requires) end
-    if ARGV[at + 6] ~= '0' then field('x_max', ARGV[at + 6]) end
-    if ARGV[at + 7] ~= '' then field('x_reply', ARGV[at + 7]) end
+    if attempts ~= '0' then field('x_max', attempts) end
+    if to ~= '' then field('x_reply', to) end
     if idem ~= '' then field('x_idem', idem) end
     if deadline > 0 then field('x_dl', int(now + deadline)) end
     call('HSET', job_key(id), unpack(fields))
@@ -74,10 +84,11 @@ for i = 1, n do
     end
     room = room - 1
     queued = queued + 1
-    word, known = 'queued', id
+  else
+    reply[#reply + 1] = i
+    reply[#reply + 1] = word
+    reply[#reply + 1] = known
   end
-  reply[#reply + 1] = word
-  reply[#reply + 1] = known
 end
 
 local pushed = 0

@@ -282,4 +282,4 @@ def test_a_task_larger_than_the_window_goes_alone() -> None:
 
 
 def _sized(number: int, size: int) -> NewTask:
-    return NewTask(f"t{number}", b"x" * size, "d", "", "")
+    return NewTask(f"t{number}", b"x" * size, "d", "")

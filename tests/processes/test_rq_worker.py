@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -143,7 +142,7 @@ def store(redis_url: str) -> Iterator[Store]:
 
 
 def put(store: Store, work: Work) -> str:
-    task = NewTask(new_task_id(), rqjob.encode_work(work), "", rqjob.describe(work), rqjob.utc(time.time()))
+    task = NewTask(new_task_id(), rqjob.encode_work(work), "", rqjob.describe(work))
     assert [reply.word for reply in store.run(store.scripts.enqueue("llm", [task]))] == ["queued"]
     return task.id
 

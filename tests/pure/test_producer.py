@@ -17,7 +17,7 @@ WORK = Request("POST", "/x", json={"n": 1})
 
 
 def sized(*sizes: int) -> list[NewTask]:
-    return [NewTask(str(n), b"." * size, "", "", "") for n, size in enumerate(sizes)]
+    return [NewTask(str(n), b"." * size, "", "") for n, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,14 @@ def test_limits_are_the_registered_ones_or_the_defaults() -> None:
 
 def test_a_prepared_task_has_all_its_options() -> None:
     options = make_options("a", "key", 60, "low", ["vision", "llm"], 2, 1.5)
-    task = prepare("llm", (WORK, options), PoolLimits(), 0.0, "reply")
+    task = prepare("llm", (WORK, options), PoolLimits(), "reply")
     assert (task.id, task.idempotency_key, task.deadline, task.priority, task.requires) == (
         "a", "key", 60.0, "low", ("llm", "vision"),
     )  # fmt: skip
     assert (task.max_attempts, task.delay, task.reply) == (2, 1.5, "reply")
-    assert task.created_at == "1970-01-01T00:00:00.000000Z"
-    bare = prepare("llm", WORK, PoolLimits(), 0.0)
+    bare = prepare("llm", WORK, PoolLimits())
     assert (bare.priority, bare.deadline, bare.max_attempts, bare.reply) == ("normal", 0.0, 0, "")
-    assert prepare("llm", WORK, PoolLimits(), 0.0).id != bare.id
+    assert prepare("llm", WORK, PoolLimits()).id != bare.id
 
 
 @pytest.mark.parametrize("item", [None, "text", {}, (WORK,), (WORK, None), (WORK, {}), ("text", TaskOptions()), [WORK]])

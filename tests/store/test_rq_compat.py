@@ -69,7 +69,6 @@ def put(redis_url: str) -> Iterator[Put]:
                 encode_work(work),
                 "",
                 rqjob.describe(work),
-                rqjob.utc(time.time()),
                 delay=delay,
                 timeout=30,
             )

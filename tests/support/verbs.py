@@ -51,7 +51,7 @@ def new(
     max_attempts: int = 0,
 ) -> NewTask:
     return NewTask(
-        name, b"{}", digest, "", "", priority, tuple(sorted(requires)), delay, deadline, max_attempts, reply, key
+        name, b"{}", digest, "", priority, tuple(sorted(requires)), delay, deadline, max_attempts, reply, key
     )  # fmt: skip
 
 
