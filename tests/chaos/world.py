@@ -92,7 +92,7 @@ class World:
             self.server: RealServer = self.trio.servers[0]
             self.url = self.trio.url
         else:
-            self.server = self._stack.enter_context(redis_server(_kind(), config))
+            self.server = self._stack.enter_context(redis_server(_kind(), config, log=folder / "server.log"))
             self.url = self.server.unix_url
         links = settings.fleets + settings.lossy_producer
         self.proxies = [Proxy(self.server.port) for _ in range(links)]  # the producer's is the last

@@ -44,11 +44,13 @@ class RealServer:
     `config` adds settings or replaces defaults, e.g. {"appendonly": "yes"}: without it nothing is saved.
     """
 
-    def __init__(self, kind: Kind, folder: Path, config: Mapping[str, str], port: int | None = None) -> None:
+    def __init__(
+        self, kind: Kind, folder: Path, config: Mapping[str, str], port: int | None = None, log: Path | None = None
+    ) -> None:
         self.kind, self.folder, self.path = kind, folder, server_path(kind)
         self.port = port or free_port()
         self.socket_path = str(folder / "s.sock")
-        self.log = folder / "server.log"
+        self.log = log or folder / "server.log"
         self.config = {
             "bind": "127.0.0.1",
             "port": str(self.port),
@@ -137,12 +139,16 @@ class RealServer:
 
 @contextmanager
 def redis_server(
-    kind: Kind = "valkey", config: Mapping[str, str] | None = None, *, port: int | None = None
+    kind: Kind = "valkey",
+    config: Mapping[str, str] | None = None,
+    *,
+    port: int | None = None,
+    log: Path | None = None,
 ) -> Iterator[RealServer]:
-    """A running server in a temporary folder, gone afterwards. Raises MissingServer."""
+    """A running server in a temporary folder, gone afterwards but for its `log`. Raises MissingServer."""
     server_path(kind)
     folder = Path(tempfile.mkdtemp(prefix="hr-"))  # short: a socket's path has 100 characters
-    server = RealServer(kind, folder, config or {}, port)
+    server = RealServer(kind, folder, config or {}, port, log)
     try:
         server.start()
         yield server
