@@ -42,7 +42,7 @@ local function sum_of(endpoint, lease)
   local sum = good[name]
   if not sum then
     sum = {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = call('ZCARD', slots_key(endpoint))}
-    good[name] = sum
+    good[name], good[#good + 1] = sum, sum
   end
   last = {endpoint = endpoint, lease = lease, sum = sum}
   return sum
@@ -77,7 +77,7 @@ finish_held()
 write_sums(sums)
 
 -- Once an epoch: a late answer to an old lease must not stand for the probe's.
-for _, item in pairs(good) do
+for _, item in ipairs(good) do
   if known(item.endpoint) then
     local key = endpoint_key(item.endpoint)
     call('HINCRBY', key, 'served', item.count)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from broker.store import Store
-from tests.support.machine import run_machine, walk
+from tests.support.machine import adapting_walk, run_machine, walk
 
 SCALE = 10 if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else 1
 
@@ -20,3 +20,8 @@ def test_random_calls_that_hypothesis_draws_and_shortens(store: Store) -> None:
 @pytest.mark.timeout(180 * SCALE)
 def test_a_long_walk(store: Store) -> None:
     walk(store, runs=40 * SCALE)
+
+
+@pytest.mark.timeout(180 * SCALE)
+def test_slots_that_adapt_under_load_that_lasts(store: Store) -> None:
+    adapting_walk(store, runs=SCALE)

@@ -4,13 +4,16 @@ of the model, the same every time, must find it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from broker.scripts import VERBS, load
+from broker.store import Store
 from tests.store.conftest import Servers
-from tests.support.machine import walk
+from tests.support.machine import adapting_walk, walk
 from tests.support.stores import open_edited_store
 
 RUNS = 60  # at most; most mutants die in the first few
@@ -161,12 +164,56 @@ MUTANTS = [
     Mutant("removed endpoint comes back", "if known(ARGV[5 + i]) then", "if true then"),
 ]
 
+ADAPTING = [  # of adapt.lua and what feeds it
+    Mutant(
+        "slots that adapt never grow",
+        "else set_slots(key, record, record.cap * 2, 'grow') end\n    return",
+        "end\n    return",
+    ),
+    Mutant(
+        "slots grow beyond the ceiling",
+        "math.max(record.floor, math.min(record.most,",
+        "math.max(record.floor, math.min(1e6,",
+    ),
+    Mutant("slots shrink below the floor", "math.max(record.floor,", "math.max(1,"),
+    Mutant("grows though it does not pay", "if not record.rate or pays(record, rate) then", "if true then"),
+    Mutant("slots that lie idle count", "if record.low >= 0.7 * record.cap then", "if true then"),
+    Mutant("too much is said each time", "if not record or now - record.cut < 1000 then", "if not record then"),
+    Mutant("too much is not remembered", "'a_limit', int(record.cap), ", ""),
+    Mutant("too much is remembered for ever", "(limit and now - cut < REMEMBER)", "limit"),
+    Mutant("no look at more slots", "== LOOK_EVERY and record.cap < record.most", "== LOOK_EVERY and false"),
+    Mutant(
+        "more slots that do not pay are kept",
+        "    if pays(record, rate) then\n      keep",
+        "    if true then\n      keep",
+    ),
+    Mutant("fewer slots that do less are kept", "if rate >= record.rate * 0.97 then", "if true then"),
+    Mutant("what auto found is forgotten", "call('HGET', key, 'auto') == '1' and tonumber", "false and tonumber"),
+    Mutant("adapts when it must not", "call('HDEL', key, 'auto', 'floor'", "call('HDEL', key, 'floor'"),
+    Mutant(
+        "in flight counts what ended",
+        "in_flight = call('ZCARD', slots_key(endpoint))",
+        "in_flight = call('ZCARD', slots_key(endpoint)) - 1",
+    ),
+]
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "_"))
 def test_the_model_kills(mutant: Mutant, servers: Servers) -> None:
+    with _mutated(mutant, servers) as store, pytest.raises(AssertionError):
+        walk(store, runs=RUNS)
+
+
+@pytest.mark.parametrize("mutant", ADAPTING, ids=lambda mutant: mutant.name.replace(" ", "_"))
+def test_the_model_kills_what_adapts_wrongly(mutant: Mutant, servers: Servers) -> None:
+    with _mutated(mutant, servers) as store, pytest.raises(AssertionError):
+        adapting_walk(store, runs=6)
+
+
+@contextmanager
+def _mutated(mutant: Mutant, servers: Servers) -> Iterator[Store]:
     sources = [load(verb).source for verb in VERBS]
     assert any(mutant.old in source for source in sources), f"mutant {mutant.name}: no source has its text any longer"
     store = open_edited_store(servers["valkey"].unix_url, mutant.edit)
-    with pytest.raises(AssertionError):
-        walk(store, runs=RUNS)
+    yield store
     store.close()

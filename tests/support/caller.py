@@ -20,6 +20,7 @@ PROCESSES = ("p1", "p2", "p3")
 ENDPOINTS = ("a", "b", "c", "d")
 NEEDS: tuple[tuple[str, ...], ...] = ((), (), (), ("vision",), ("code", "vision"))
 VERDICTS: tuple[Verdict, ...] = ("count", "count", "count", "good", "open", "ignore")
+ADAPTING = {5: (2, 12)}  # endpoints of so many slots find out how many, between the two
 PAUSES = (0.0, 0.0, 0.0, 1.0, 60.0)
 
 
@@ -41,11 +42,13 @@ def any_policies(choose: Choose) -> Policies:
 
 
 def any_fleet(choose: Choose) -> list[tuple[Any, ...]]:
-    """One to four endpoints: name, slots, priority, switched on, capabilities."""
-    return [
-        (name, choose((1, 2, 3, 5)), choose((5, 5, 9)), choose((True,) * 5 + (False,)), choose(NEEDS[2:]))
-        for name in ENDPOINTS[: choose((1, 2, 3, 4))]
-    ]
+    """One to four endpoints: name, slots, priority, switched on, capabilities, what the slots adapt between."""
+
+    def endpoint(name: str) -> tuple[Any, ...]:
+        slots, priority, on = choose((1, 2, 3, 5)), choose((5, 5, 9)), choose((True,) * 5 + (False,))
+        return name, slots, priority, on, choose(NEEDS[2:]), ADAPTING.get(slots)
+
+    return [endpoint(name) for name in ENDPOINTS[: choose((1, 2, 3, 4))]]
 
 
 def _any_task(choose: Choose) -> dict[str, Any]:
@@ -66,6 +69,20 @@ def any_call(choose: Choose) -> Call:
         + ("manage", "redrive", "cancel", "register", "leave", "purge", "crash", "watch", "ticket")
     )  # fmt: skip
     return name, _arguments(name, choose)
+
+
+def saturation(choose: Choose, rounds: int, pause: float) -> dict[str, Any]:
+    """Arguments of `saturate`. How long a round takes: so long, and longer with each task in it."""
+    return {
+        "process": "p1", "rounds": rounds, "pause": pause, "idle": choose((0, 0, 0, 1)),
+        "ms": choose((20, 20, 45, 100)), "per_slot": choose((0, 0, 5, 20)),
+    }  # fmt: skip
+
+
+def adapting_fleet(choose: Choose) -> list[tuple[Any, ...]]:
+    """One endpoint, whose slots adapt, but seldom."""
+    span = choose(((1, 4), (1, 12), (2, 12), (3, 8), (1, 12), (2, 12), None))
+    return [("a", choose((1, 2, 3, 5)), 5, True, (), span)]
 
 
 def _arguments(name: str, choose: Choose) -> dict[str, Any]:
@@ -151,7 +168,9 @@ class Caller:
         return list(dict.fromkeys(pool[one // 4 % len(pool)] for pool, one in zip(pools, chosen, strict=True)))
 
     def register(self, fleet: Sequence[Any]) -> None:
-        rows = [row(name, cap, priority, on=on, capabilities=can) for name, cap, priority, on, can in fleet]
+        rows = [
+            row(name, cap, priority, on=on, capabilities=can, span=span) for name, cap, priority, on, can, span in fleet
+        ]
         self.twin.register(rows, self.policies)
 
     def enqueue(self, tasks: Sequence[dict[str, Any]], max_depth: int) -> None:
@@ -174,6 +193,23 @@ class Caller:
         ]
         self.twin.enqueue(news)
         self.twin.claim(process, dict.fromkeys(ENDPOINTS, 5))
+
+    def saturate(self, process: str, rounds: int, ms: int, per_slot: int, idle: int, pause: float) -> None:
+        """Rounds in which all slots but `idle` are in use, and all succeed. Then it is too much for some, perhaps."""
+        known = self.made
+        for endpoint in list(self.twin.model.pool.endpoints):
+            self.manage(endpoint, "reset")
+        for _ in range(rounds):
+            slots = sum(endpoint.cap for endpoint in self.twin.model.pool.endpoints.values())
+            fresh, self.made = self.made, self.made + max(1, min(slots - idle, 20))
+            self.twin.enqueue([new(f"t{number}") for number in range(fresh, self.made)])
+            leases = self.twin.claim(process, dict.fromkeys(ENDPOINTS, 12))
+            self.twin.advance(ms + per_slot * len(leases))
+            self.twin.finish(leases)
+        if pause:
+            self.burst(4, process)
+            self.twin.release(self._held()[-4:], pause)
+        self.twin.purge([f"t{number}" for number in range(known, self.made)])
 
     def claim(self, process: str, rooms: dict[str, int], most: int) -> None:
         self.twin.claim(process, rooms, most)

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from broker.store import Store
-from tests.support.caller import Call, Caller, Choose, any_call, any_fleet, any_policies
+from tests.support.caller import (
+    Call,
+    Caller,
+    Choose,
+    adapting_fleet,
+    any_call,
+    any_fleet,
+    any_policies,
+    saturation,
+)
+from tests.support.model_state import Policies
 
 
 def _chooser(draw: st.DrawFn) -> Choose:
@@ -56,6 +66,23 @@ def run_machine(store: Store, *, examples: int, steps: int = 40, repeatable: boo
         print_blob=not repeatable,
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=wanted)
+
+
+def adapting_walk(store: Store, *, runs: int, steps: int = 12, seed: int = 1) -> None:
+    """One endpoint under load that lasts, for steps of `max_concurrent: auto` that `walk` hardly ever reaches."""
+    for one in range(seed, seed + runs):
+        choose = random.Random(one).choice
+        try:
+            caller = Caller(store, Policies(), adapting_fleet(choose))
+            for _ in range(steps):
+                pause = choose((0.0,) * 7 + (1.0,))
+                caller.play(("saturate", saturation(choose, choose((9, 30, 60)), pause)))
+                caller.play(("advance", {"ms": choose((0, 500, 1000, 130_000))}))
+                if not choose(range(6)):
+                    caller.play(("register", {"fleet": adapting_fleet(choose)}))
+        except Exception as error:
+            error.add_note(f"adapting walk with seed {one}")
+            raise
 
 
 def walk(store: Store, *, runs: int, steps: int = 60, seed: int = 1) -> None:

@@ -8,8 +8,10 @@ wrappers in `broker/scripts.py` take.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
+from broker.adminscripts import EndpointRow
 from broker.scripts import (
     Claimed,
     Claims,
@@ -23,17 +25,24 @@ from broker.scripts import (
     Release,
     Retry,
 )
-from tests.support.model_state import State, Task, ms, score
+from tests.support.adapting import Adapting
+from tests.support.model_admin import Administration
+from tests.support.model_state import Task, ms, score
 from tests.support.reference import Endpoint, claim
 
 
-class Model(State):
-    def register(self, endpoints: Sequence[tuple[str, int, int, bool, tuple[str, ...]]]) -> set[str]:
-        for name, priority, cap, on, capabilities in endpoints:
+class Model(Administration):
+    def register(self, endpoints: Sequence[EndpointRow]) -> set[str]:
+        for name, priority, cap, on, capabilities, *span in endpoints:
             endpoint = self.pool.endpoints.setdefault(name, Endpoint(name))
-            endpoint.priority, endpoint.cap, endpoint.on, endpoint.gone = priority, cap, on, False
+            endpoint.priority, endpoint.on, endpoint.gone = priority, on, False
             endpoint.capabilities, endpoint.seen = frozenset(capabilities), self.now
-        gone = set(self.pool.endpoints) - {name for name, *_ in endpoints}
+            adapting = self.adapting.setdefault(name, Adapting(endpoint=endpoint))
+            if span:
+                adapting.free(cap, *span)
+            else:
+                adapting.fix(cap)
+        gone = set(self.pool.endpoints) - {row[0] for row in endpoints}
         for name in gone:
             self.pool.endpoints[name].on, self.pool.endpoints[name].gone = False, True
             self._forget_if_free(name)
@@ -44,6 +53,7 @@ class Model(State):
         if self.pool.endpoints[name].gone and not self.pool.endpoints[name].slots:
             del self.pool.endpoints[name]
             self.rates.pop(name, None)
+            del self.adapting[name]
 
     def _earlier(self, new: NewTask) -> tuple[str, str] | None:
         found = self.idem.get(new.idempotency_key) if new.idempotency_key else None
@@ -153,23 +163,37 @@ class Model(State):
         return replies
 
     def finish(self, items: Sequence[Finish], ttl: int) -> list[str]:
-        replies, good = [], []
+        replies: list[str] = []
+        good: dict[tuple[str, str], list[Lease]] = {}  # by endpoint and epoch, as they come
+        in_flight: dict[tuple[str, str], int] = {}  # they among them
+        freed: Counter[str] = Counter()
+        seen: set[str] = set()
         for item in items:
+            if item.lease.id in seen:
+                freed.clear()
+            seen.add(item.lease.id)
+            endpoint = self.pool.endpoints.get(item.lease.endpoint)
+            out = len(endpoint.slots) + freed[endpoint.id] if endpoint else 0
             word = self._settle(item.lease)
             if word == "held":
+                assert endpoint is not None
                 task = self.tasks[item.lease.id]
                 task.attempts += 1
                 task.answer, task.body = item.answer, item.body
                 self._conclude(task, "ok", "finished", ttl)
-                endpoint = self.pool.endpoints[item.lease.endpoint]
                 endpoint.served += 1
                 if endpoint.healthy is not None:
                     endpoint.checked = self.now
-                good.append(item.lease)
+                name = (endpoint.id, item.lease.token.split(".")[1])
+                good.setdefault(name, []).append(item.lease)
+                in_flight.setdefault(name, out)
+                freed[endpoint.id] += 1
                 word = "done"
             replies.append(word)
-        for lease in good:
-            self._breaker(lease, "good")
+        for name, leases in good.items():
+            for lease in leases:
+                self._breaker(lease, "good")
+            self.adapting[name[0]].answer(self.now, len(leases), in_flight[name])
         return replies
 
     def retry(self, items: Sequence[Retry]) -> list[str]:
@@ -207,6 +231,8 @@ class Model(State):
                 word = "done"
             if item.pause and self._is_news(item.lease, word):
                 self._pause(item.lease, item.pause)
+                if item.lease.endpoint in self.adapting:
+                    self.adapting[item.lease.endpoint].too_much(self.now)
             replies.append(word)
         if "done" in replies:
             self._announce()
@@ -306,96 +332,6 @@ class Model(State):
         self.wip.pop(f"{task.id}:{lease}", None)
         self.bells.setdefault(lease.split(".", 2)[2], []).append(f"cancel {task.id} {lease}")
         return "running"
-
-    def redrive(self, ids: Sequence[str]) -> list[str]:
-        replies = []
-        for task in map(self.tasks.get, ids):
-            if task is None:
-                word = "unknown"
-            elif task.outcome == "ok":
-                word = "done"
-            elif not task.outcome or task.lease:
-                word = "unsettled"
-            else:
-                word = "queued"
-                self.registries["failed"].pop(task.id, None)
-                self.registries["canceled"].pop(task.id, None)
-                task.outcome = task.why = task.answer = ""
-                task.attempts = task.lost = task.deadline = task.ended = 0
-                task.excluded, task.body, task.suspect = (), b"", False
-                if task.idem and self.idem.get(task.idem, (task.id, ""))[0] == task.id:
-                    self.idem[task.idem], self.idem_days[task.idem] = (task.id, task.digest), 14
-                self._make_ready(task)
-                self.counters["n_redriven"] += 1
-            replies.append(word)
-        if "queued" in replies:
-            self._announce()
-        return replies
-
-    def purge(self, ids: Sequence[str]) -> list[str]:
-        replies = []
-        for task_id in ids:
-            task = self.tasks.get(task_id)
-            word = "unknown" if task is None else "purged" if task.outcome and not task.lease else "unsettled"
-            if task is not None and word == "purged":
-                for registry in self.registries.values():
-                    registry.pop(task_id, None)
-                if self.idem.get(task.idem, ("", ""))[0] == task_id:
-                    del self.idem[task.idem], self.idem_days[task.idem]
-                del self.tasks[task_id]
-            replies.append(word)
-        return replies
-
-    def watch(self, reply: str, ids: Sequence[str]) -> list[str]:
-        words = []
-        for task in map(self.tasks.get, ids):
-            if task is None:
-                words.append("unknown")
-            elif task.outcome:
-                words.append("settled")
-            else:
-                names = [name for name in task.reply.split(",") if name]
-                task.reply = ",".join([*names, *([] if reply in names else [reply])])
-                words.append("watching")
-        return words
-
-    def ticket(self, duty: str, process: str, again: bool) -> bool:
-        if duty not in self.tickets:
-            self.tickets[duty] = process
-            return True
-        return again and self.tickets[duty] == process
-
-    def health(self, name: str, ok: bool) -> str:
-        endpoint = self.pool.endpoints.get(name)
-        if endpoint is None:
-            return "unknown"
-        was, endpoint.healthy, endpoint.checked = endpoint.healthy, ok, self.now
-        if ok:
-            if was is False:
-                self._recover(endpoint)
-            if not was:
-                self._announce()
-            return "recovered" if was is False else "same"
-        return {None: "down", False: "same", True: "failed"}[was]
-
-    def drain(self, name: str, on: bool) -> str:
-        if name not in self.pool.endpoints:
-            return "unknown"
-        self.pool.endpoints[name].drain = on
-        self._announce()
-        return "done"
-
-    def reset(self, name: str) -> str:
-        endpoint = self.pool.endpoints.get(name)
-        if endpoint is None:
-            return "unknown"
-        self._close(endpoint)
-        self.events.pop()  # who resets knows
-        endpoint.pause, endpoint.healthy, endpoint.checked = 0, None, 0
-        endpoint.ramp, endpoint.ramp_ok = None, 0
-        self.rates.pop(name, None)
-        self._announce()
-        return "done"
 
     def leave(self, process: str) -> None:
         self.pool.listeners.pop(process, None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.scripts import Lease
+from tests.support.adapting import Adapting
 from tests.support.reference import Endpoint, Pool, Variant, announce
 
 DAY = 86_400_000
@@ -111,6 +112,7 @@ class State:
     suspect: tuple[str, int] = ("", 0)
     tickets: dict[str, str] = field(default_factory=dict)
     rates: dict[str, Rate] = field(default_factory=dict)
+    adapting: dict[str, Adapting] = field(default_factory=dict)
 
     # -- pieces that several verbs share
 
@@ -310,7 +312,11 @@ def render(model: State) -> dict[str, Any]:
             for name, registry in model.registries.items()
         },
         "endpoints": {
-            name: {**_render_endpoint(endpoint), "rate": _render_rate(model.rates.get(name))}
+            name: {
+                **_render_endpoint(endpoint),
+                "rate": _render_rate(model.rates.get(name)),
+                "adapt": _render_adapting(model.adapting[name]),
+            }
             for name, endpoint in pool.endpoints.items()
         },
         "tickets": model.tickets,
@@ -342,6 +348,13 @@ def _render_rate(rate: Rate | None) -> str:
     if rate is None:
         return ""
     return f"{rate.at}: {rate.attempts_before} {rate.attempts}, {rate.failures_before} {rate.failures}"
+
+
+def _render_adapting(one: Adapting) -> tuple[Any, ...]:
+    return (
+        one.on, one.floor, one.ceiling, one.step, one.phase, one.answered, one.since, one.fewest, one.rate, one.slots,
+        one.rounds, one.limit, one.cut,
+    )  # fmt: skip
 
 
 def _render_endpoint(endpoint: Endpoint) -> dict[str, Any]:

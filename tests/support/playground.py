@@ -6,8 +6,9 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from broker.adminscripts import EndpointRow
 from broker.scripts import Lease, Offer
-from tests.support.verbs import POOL, EndpointRow, Verbs
+from tests.support.verbs import POOL, Verbs
 
 POLL = 2000  # ms; a process speaks at least so often
 

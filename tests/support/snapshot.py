@@ -142,6 +142,12 @@ def _endpoint(fields: Hash, slots: dict[str, float]) -> dict[str, Any]:
         "ramp": int(text("ramp")) if text("ramp") else None, "ramp_ok": number("ramp_ok"),
         "slots": {task_id: int(at) for task_id, at in slots.items()},
         "rate": f"{text('rate_at')}: {text('rate_n')}, {text('rate_f')}" if text("rate_at") else "",
+        "adapt": (
+            text("auto") == "1", int(text("floor", "1")), int(text("ceiling", "256")), text("a_step", "grow"),
+            text("a_phase", "settle"), number("a_n"), number("a_at"), int(text("a_low", "1000000")),
+            float(text("a_rate")) if text("a_rate") else None, number("a_slots"), number("a_rounds"),
+            int(text("a_limit")) if text("a_limit") else None, number("a_cut"),
+        ),
     }  # fmt: skip
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from broker.adminscripts import EndpointRow
 from broker.scripts import DeadLetter, Finish, Lease, NewTask, Offer, Release, Retry, Verdict
 from broker.store import Store
 from tests.support.model import Model
 from tests.support.model_state import Policies, render
 from tests.support.snapshot import leaks, read
 from tests.support.stores import CLOCK_KEY
-from tests.support.verbs import DAY, LEASE, POOL, EndpointRow, Verbs
+from tests.support.verbs import DAY, LEASE, POOL, Verbs
 
 
 class Twin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from broker.adminscripts import EndpointRow
 from broker.scripts import (
     Claims,
     Command,
@@ -28,14 +29,19 @@ POOL = "p"
 LEASE = 30_000  # ms
 DAY = 86_400_000  # ms
 
-# id, priority, max_concurrent, enabled, capabilities
-EndpointRow = tuple[str, int, int, bool, tuple[str, ...]]
-
 
 def row(
-    name: str, cap: int = 1, priority: int = 5, *, on: bool = True, capabilities: Sequence[str] = ()
+    name: str,
+    cap: int = 1,
+    priority: int = 5,
+    *,
+    on: bool = True,
+    capabilities: Sequence[str] = (),
+    span: tuple[int, int] | None = None,
 ) -> EndpointRow:
-    return (name, priority, cap, on, tuple(sorted(capabilities)))
+    """`span`: the slots adapt, between the two."""
+    fixed = (name, priority, cap, on, tuple(sorted(capabilities)))
+    return fixed if span is None else (*fixed, *span)
 
 
 def new(
@@ -111,9 +117,7 @@ class Verbs:
 
     def dead_letter(self, *leases: Lease, verdict: Verdict = "count", reason: str = "why") -> list[str]:
         items = [DeadLetter(lease, verdict, reason, "{}", b"", "{}") for lease in leases]
-        command = self.scripts.dead_letter(
-            POOL, items, dead_letter_ttl=2 * DAY / 1000, result_ttl=DAY / 1000
-        )
+        command = self.scripts.dead_letter(POOL, items, dead_letter_ttl=2 * DAY / 1000, result_ttl=DAY / 1000)
         return self.settle(command)
 
     def renew(self, process: str, *leases: Lease, endpoints: Sequence[str] = ()) -> list[str]:
