@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from urllib.parse import urlsplit
 
 from broker.errors import InvalidTask, PayloadTooLarge
-from broker.seenkeys import SeenKeys
+from broker.seenkeys import KeptKeys
 from broker.task import METHODS, NpuTask, Request, Result, Work, check_path, shortened
 
 MAX_LINE_BYTES: Final = 262_144  # the default of a pool's queue.payload_limit
@@ -79,7 +79,7 @@ def read_batch(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Batc
     A line over `max_bytes` is a bad line and never stands in memory whole. A repeated `custom_id` is a bad line; what
     is kept to notice it stands in a file from some thousands of lines on.
     """
-    seen = SeenKeys()
+    seen = KeptKeys()
     number = 0
     most = max_bytes + 2  # with a line end of two bytes
     while line := file.readline(most + 1):
@@ -198,7 +198,7 @@ def _decode(raw: bytes) -> Mapping[str, Any]:
     if raw.startswith(_UTF16_BOMS):
         raise _Bad("invalid_encoding", "the file is UTF-16; save it as UTF-8")
     try:
-        record = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        record = json.loads(raw.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise _Bad("invalid_encoding", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
     except json.JSONDecodeError as error:
@@ -208,6 +208,16 @@ def _decode(raw: bytes) -> Mapping[str, Any]:
         raise _Bad("invalid_json", f"not JSON: {why}") from None
     if not isinstance(record, dict):
         raise _Bad("not_an_object", 'must be an object such as {"custom_id", "method", "url", "body"}')
+    return record
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one key JSON readers keep one, and not all the same: nobody knows which was meant."""
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _Bad("duplicate_key", f"the key {shortened(twice)!r} stands twice in one object; keep one")
     return record
 
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final, Literal, Self
 
 from broker.batch import LINE_ID, TASK_ID, BadLine, BatchTask, custom_id_key
 from broker.errors import HeadraceError, UsageError
+from broker.seenkeys import KeptKeys
 
 SYNC_BYTES: Final = 4_194_304
 SYNC_SECONDS: Final = 1.0
@@ -31,7 +32,7 @@ _FULL = {
 
 @dataclass(slots=True)
 class Done:
-    """What an output file already holds.
+    """What an output file already holds; of many lines it stands in a file.
 
     tasks       16-byte key of each custom_id (`batch.custom_id_key`) -> the digest its line's id carries, as bytes;
                 b"" where another program wrote the id
@@ -42,8 +43,8 @@ class Done:
     unfinished  the last line is whole but lacks its line end
     """
 
-    tasks: dict[bytes, bytes] = field(default_factory=dict)
-    lines: set[bytes] = field(default_factory=set)
+    tasks: KeptKeys = field(default_factory=KeptKeys)
+    lines: KeptKeys = field(default_factory=KeptKeys)
     errors: int = 0
     end: int = 0
     torn: int = 0

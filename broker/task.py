@@ -40,6 +40,7 @@ FORBIDDEN_HEADERS = frozenset(
     "proxy-authorization proxy-authenticate proxy-connection accept-encoding idempotency-key x-task-attempt".split()
 )
 MAX_HEADERS = 32
+MOST_ATTEMPTS = 100
 MAX_HEADER_BYTES = 8192
 MAX_PATH_CHARS = 4096
 
@@ -178,7 +179,7 @@ def check_seconds(what: str, value: object) -> float | None:
     return float(value)
 
 
-def check_count(what: str, value: object, most: int = 100) -> int | None:
+def check_count(what: str, value: object, most: int = MOST_ATTEMPTS) -> int | None:
     """A whole number from 1 to `most`, or None."""
     if value is None:
         return None

@@ -15,7 +15,7 @@ from broker.errors import InvalidTask
 from broker.outcome import encode_answer
 from broker.rqjob import decode_data, plain_result, rq_exc_string, rq_return_value
 from broker.scripts import Claimed, DeadLetter, Finish, Release, Retry
-from broker.task import Work
+from broker.task import MOST_ATTEMPTS, Work
 from workers import retry
 from workers.adapters import Adapter, make_adapter
 from workers.errors import AttemptFailed
@@ -101,7 +101,8 @@ class Worker:
     def _failed(self, claimed: Claimed, failure: AttemptFailed, now: float) -> Settlement:
         attempt = claimed.attempts + 1
         left = claimed.deadline - now if claimed.deadline else None
-        most = claimed.max_attempts or self.pool.retry.max_attempts
+        asked = claimed.max_attempts if claimed.max_attempts > 0 else self.pool.retry.max_attempts
+        most = min(asked, MOST_ATTEMPTS)  # whoever wrote the hash
         decision = retry.decide(self.pool.retry, failure, attempt, most, left, self._rng)
         if isinstance(decision, retry.Release):
             pause = decision.pause_s

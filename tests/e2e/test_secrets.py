@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -27,16 +28,22 @@ def leaked(text: str | bytes) -> list[str]:
     return [name for name, secret in SECRETS.items() if secret.encode() in text]
 
 
-def configuration(folder: Path, server: RealServer, url: str, form: str) -> None:
+def configuration(folder: Path, server: RealServer, url: str, form: str) -> dict[str, str]:
+    """Two of the secrets stand in the file, as references, or only in the environment; which is returned."""
     endpoint = {"url": url, "api_key": "${KEY}", "hmac_secret": "${HMAC}", "headers": {"X-Api-Key": "${HEADER}"}}
     endpoints = [{"id": "e", **endpoint}, {"id": "gone", **endpoint, "url": "http://127.0.0.1:1"}]
-    told = {
+    told: dict[str, Any] = {
         "redis": {"url": server.url, "password": "${REDIS_PW}"},
         "api": {"token": "${TOKEN}", "port": 0},
         "log": {"level": "debug", "format": form},
         "pools": {"llm": {"endpoints": endpoints, "retry": {"max_attempts": 2, "backoff": {"initial": "10ms"}}}},
     }
+    env = {**SECRETS, "HEADRACE_CONFIG": "headrace.yaml"}
+    if form == "json":
+        del told["redis"]["password"], told["api"]["token"]
+        env |= {"HEADRACE_REDIS_PASSWORD": env.pop("REDIS_PW"), "HEADRACE_API_TOKEN": env.pop("TOKEN")}
     (folder / "headrace.yaml").write_text(json.dumps(told))
+    return env
 
 
 def children(pid: int) -> list[int]:
@@ -65,10 +72,9 @@ BRIEFLY = [words for words in VERBS if words.startswith(("doctor", "dead", "run 
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_secret_is_in_anything_that_is_shown_or_kept(tmp_path: Path, form: str) -> None:
-    env = {**SECRETS, "HEADRACE_CONFIG": "headrace.yaml"}
     write_batch(tmp_path / "in.jsonl", 3)
     with redis_server("valkey", {"rdbcompression": "no"}) as server, upstream_server() as upstream:
-        configuration(tmp_path, server, upstream.url, form)
+        env = configuration(tmp_path, server, upstream.url, form)
         server.command("CONFIG", "SET", "requirepass", SECRETS["REDIS_PW"])
         seen: dict[str, str] = {}
         worker_words, serve_words = ("worker", "-vv"), ("serve", "-vv")

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from broker import Broker, QueueFull, Request
+from tests.support.api import api_server
 from tests.support.endpoints import simulated_endpoints
-from tests.support.fleet import fleet, history, in_flight, pool_config, until
+from tests.support.fleet import as_text, fleet, history, in_flight, pool_config, until
 from tests.support.servers import redis_server
+from tests.support.upstream import upstream_server
 
 QUICK = {"max_attempts": 3, "backoff": {"initial": "20ms", "max": "200ms"}}
 
@@ -97,9 +99,7 @@ def test_an_answer_cut_in_the_middle_is_a_failed_attempt(tmp_path: Path, redis_u
     assert kinds == {"cut"}
 
 
-def test_each_attempt_goes_to_another_endpoint_and_the_last_makes_a_dead_letter(
-    tmp_path: Path, redis_url: str
-) -> None:
+def test_each_attempt_goes_to_another_endpoint_and_the_last_makes_a_dead_letter(tmp_path: Path, redis_url: str) -> None:
     with simulated_endpoints(4) as endpoints, Broker(redis_url) as broker:
         pool = pool_config([e.url for e in endpoints], retry=QUICK)
         with fleet(tmp_path, redis_url, {"llm": pool}, 1) as running:
@@ -214,3 +214,40 @@ def test_a_mangled_task_stops_nobody(tmp_path: Path, redis_url: str) -> None:
             assert tasks[40].result(timeout=30, raise_on_failure=False).outcome == "dead"
             until(lambda: in_flight(running.store, "llm") == 0, "no slot is in use")
             assert broker.enqueue("llm", chat()).result(timeout=30).ok
+
+
+def test_a_key_stays_with_its_endpoint_when_a_task_fails_over(tmp_path: Path, redis_url: str) -> None:
+    """What each endpoint received, and everything that is kept or shown."""
+    keys = {"KEY_OF_ONE": "planted-key-of-one", "KEY_OF_TWO": "planted-key-of-two"}
+    first = {"id": "one", "priority": 9, "api_key": "${KEY_OF_ONE}", "headers": {"X-Tenant": "${KEY_OF_ONE}"}}
+    second = {"id": "two", "priority": 1, "api_key": "${KEY_OF_TWO}"}
+    with upstream_server() as one, upstream_server() as two, Broker(redis_url) as broker:
+        one.status = 500
+        pool = {
+            "endpoints": [{**first, "url": one.url}, {**second, "url": two.url}],
+            "retry": QUICK | {"max_attempts": 2}, "health": {"enabled": False},
+        }  # fmt: skip
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1, "-vv", env=keys) as running:
+            over = broker.enqueue("llm", Request("POST", "/over", json={})).result(timeout=60)
+            assert (over.ok, over.endpoint, over.attempts) == (True, "two", 2)
+            two.status = 500
+            dead = broker.enqueue("llm", Request("POST", "/dead", json={})).result(timeout=60, raise_on_failure=False)
+            assert (dead.outcome, dead.attempts) == ("dead", 2)
+            with api_server(running.store) as api:
+                shown = {path: api.get(path).text for path in ("/metrics", f"/api/pools/llm/dead/{dead.task_id}")}
+            assert "headrace_tasks" in shown["/metrics"]
+            assert dead.task_id in str(shown)
+            names = [as_text(name) for name in running.store.raw(lambda client: client.keys("*"))]
+            kept = running.store.pipelined([("DUMP", name) for name in names])
+            hashes = running.store.pipelined([("HGETALL", f"rq:job:{each.task_id}") for each in (over, dead)])
+    assert [seen.path for seen in one.seen] == [seen.path for seen in two.seen] == ["/over", "/dead"]
+    assert {seen.headers["authorization"] for seen in one.seen} == {f"Bearer {keys['KEY_OF_ONE']}"}
+    assert {seen.headers["authorization"] for seen in two.seen} == {f"Bearer {keys['KEY_OF_TWO']}"}
+    assert keys["KEY_OF_TWO"] not in str(one.seen)
+    assert keys["KEY_OF_ONE"] not in str(two.seen)
+    assert all(len(fields) > 5 for fields in hashes)
+    for key in keys.values():
+        assert key not in running.log.read_text()
+        assert key not in str(shown)
+        assert key not in str(hashes)
+        assert key.encode() not in b"".join(filter(None, kept))

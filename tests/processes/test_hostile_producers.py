@@ -112,3 +112,18 @@ def test_nothing_else_in_a_job_is_run_or_read_as_a_pickle(tmp_path: Path, redis_
     os.close(pickle.loads(raw))
     assert canary.exists()  # it would have
     assert EVIL not in str(upstream.seen)
+
+
+def test_attempts_written_into_the_hash_are_held_to_a_hundred(tmp_path: Path, redis_url: str) -> None:
+    client: Any = redis.Redis.from_url(redis_url)
+    greedy = write_job(client, "llm", "greedy", call("/500"), x_try="99", x_max="1000000000")
+    negative = write_job(client, "llm", "negative", call("/500"), x_try="2", x_max="-7")
+    with upstream_server() as upstream:
+        pool = pool_config([upstream.url], health={"enabled": False}, retry={"max_attempts": 3})
+        with fleet(tmp_path, redis_url, {"llm": pool}):
+            for task_id in (greedy, negative):
+                until(lambda task_id=task_id: outcome(client, task_id) == "dead", f"{task_id} is a dead letter")
+        assert len(upstream.seen) == 2
+    reasons = [client.hget(f"rq:job:{task_id}", "x_why").decode() for task_id in (greedy, negative)]
+    assert "attempt 100 of 100" in reasons[0]
+    assert "attempt 3 of 3" in reasons[1]

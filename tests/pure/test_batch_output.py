@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import stat
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.batch import BadLine, BatchTask, bad_line, read_batch, result_line
+from broker.batch import TASK_ID, BadLine, BatchTask, bad_line, output_line, read_batch, result_line
 from broker.batch_output import SYNC_BYTES, OutputFile, _read, read_done
 from broker.errors import HeadraceError, UsageError
-from broker.task import Result
+from broker.task import Request, Result
 
 INPUT = b"".join(
     b'{"custom_id": "%d", "method": "POST", "url": "/x", "body": {"n": %d}}\n' % (i, i) for i in range(4)
@@ -141,6 +142,37 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_file(path: Path) -> None:
         assert path.read_bytes() == OUTPUT
     with OutputFile(path) as out:
         assert [item for item in items() if out.done.look(item) == "new"] == []
+
+
+def test_a_long_output_resumes_in_flat_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.seenkeys.IN_MEMORY", 100)
+    lines = 5_000
+    path.write_bytes(
+        b"".join(output_line(f"{TASK_ID}{n:024x}", f"{n}", status_code=200, body=b"1") for n in range(lines))
+    )
+    tracemalloc.start()
+    done = read_done(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300_000  # SQLite's own is 4 MiB, however many lines there are
+    assert len(done) == lines
+    work = Request("GET", "/")
+    for number in (0, 99, 100, lines - 1):
+        assert done.look(BatchTask(1, f"{number}", work, f"{number:024x}" + "0" * 40)) == "done"
+        assert done.look(BatchTask(1, f"{number}", work, "f" * 64)) == "changed"
+    assert done.look(BatchTask(1, f"{lines}", work, "f" * 64)) == "new"
+
+
+@pytest.mark.parametrize("in_memory", [0, 2])
+def test_it_resumes_as_rightly_from_a_file_of_keys(path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
+    monkeypatch.setattr("broker.seenkeys.IN_MEMORY", in_memory)
+    for test in (
+        test_a_whole_file_is_all_done, test_a_changed_body_under_the_same_custom_id_is_noticed,
+        test_a_corrected_line_is_new, test_a_run_stopped_anywhere_resumes_to_the_same_file,
+        test_lines_of_other_programs_are_done_by_their_custom_id,
+    ):  # fmt: skip
+        path.unlink(missing_ok=True)
+        test(path)
 
 
 def test_append_tells_when_all_is_on_the_disk(path: Path) -> None:

@@ -116,20 +116,30 @@ class Fleet:
 
 @contextmanager
 def fleet(
-    folder: Path, redis_url: str, pools: dict[str, Any], processes: int = 1, *options: str
+    folder: Path,
+    redis_url: str,
+    pools: dict[str, Any],
+    processes: int = 1,
+    *options: str,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """A Fleet, ready, that ends with the block."""
-    with starting(folder, redis_url, pools, processes, *options) as running:
+    with starting(folder, redis_url, pools, processes, *options, env=env) as running:
         running.wait_ready()
         yield running
 
 
 @contextmanager
 def starting(
-    folder: Path, redis_url: str, pools: dict[str, Any], processes: int = 1, *options: str
+    folder: Path,
+    redis_url: str,
+    pools: dict[str, Any],
+    processes: int = 1,
+    *options: str,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """The same, that has only just begun to start."""
-    running = Fleet(folder, redis_url, pools, processes, *options)
+    running = Fleet(folder, redis_url, pools, processes, *options, env=env)
     try:
         yield running
     finally:

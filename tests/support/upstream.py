@@ -20,7 +20,8 @@ class Seen(NamedTuple):
 
 
 class Upstream(ThreadingHTTPServer):
-    """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one. `/hold` waits for `release`.
+    """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`. `/hold`
+    waits for `release`.
 
     `seen` has every request in order; `arrived` gives each as it comes.
     """
@@ -32,6 +33,7 @@ class Upstream(ThreadingHTTPServer):
         self.seen: list[Seen] = []
         self.arrived: SimpleQueue[Seen] = SimpleQueue()
         self.release = threading.Event()
+        self.status = 200
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -48,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.release.wait(30)
         answer, status = b'{"answer": 42}', self.path[1:4]
         try:
-            self.send_response(int(status) if status.isdigit() else 200)
+            self.send_response(int(status) if status.isdigit() else self.server.status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
