@@ -133,6 +133,13 @@ local RANK = {high = 1, normal = 2, low = 3}
 local function read_classes(view)
   local classes, by_name = {}, {}
   local variants = call('SMEMBERS', K_LISTS)
+  local indexed = set_of(variants)
+  for _, variant in ipairs({'high', 'low'}) do -- a plain RQ producer puts what it has there, and indexes nothing
+    if not indexed[variant] and call('EXISTS', list_key(variant)) == 1 then
+      listed(variant)
+      variants[#variants + 1] = variant
+    end
+  end
   variants[#variants + 1] = ''
   for _, variant in ipairs(variants) do
     local length = call('LLEN', list_key(variant))

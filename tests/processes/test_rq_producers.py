@@ -51,9 +51,7 @@ def test_a_plain_rq_job_is_finished_by_our_worker(tmp_path: Path, redis_url: str
     assert len(queue) == 0
 
 
-def test_what_is_not_ours_becomes_a_dead_letter_with_a_reason_and_stops_nobody(
-    tmp_path: Path, redis_url: str
-) -> None:
+def test_what_is_not_ours_becomes_a_dead_letter_with_a_reason_and_stops_nobody(tmp_path: Path, redis_url: str) -> None:
     queue = Queue("llm", connection=redis.Redis.from_url(redis_url))
     with simulated_endpoints(1) as endpoints:
         with fleet(tmp_path, redis_url, {"llm": pool_config([endpoints[0].url])}, 1):
@@ -155,3 +153,41 @@ def test_a_dependent_waits_until_its_producer_releases_it(tmp_path: Path, redis_
             assert second.get_status(refresh=True) == "deferred"
             queue.enqueue_dependents(first)
             until(lambda: second.get_status(refresh=True) == "finished", "the second is finished")
+
+
+def waiting_in(connection: Any, command: str) -> int:
+    return sum(client["cmd"] == command for client in connection.client_list())
+
+
+@pytest.mark.parametrize("queue", ["llm", "llm:high", "llm:low"])
+def test_an_idle_worker_hears_a_plain_job_on_each_of_a_pools_queues(tmp_path: Path, redis_url: str, queue: str) -> None:
+    """Its processes never look by themselves: what they claim they have heard of."""
+    connection = redis.Redis.from_url(redis_url)
+    with simulated_endpoints(1) as (endpoint,):
+        pools = {"llm": pool_config([endpoint.url], health={"enabled": False})}
+        with fleet(tmp_path, redis_url, pools, 2, module="tests.support.deaf"):
+            for _ in range(2):
+                until(lambda: waiting_in(connection, "blmove") == 3, "one process waits at three lists")
+                job = Queue(queue, connection=connection).enqueue("workers.jobs.request", **CALL)
+                until(lambda job=job: job.get_status(refresh=True) == "finished", "it is finished")
+        assert endpoint.stats()["hits"] == 2
+
+
+def test_ten_idle_processes_ask_little(tmp_path: Path, redis_url: str) -> None:
+    """Counted by the server, over ten seconds of its own clock."""
+    connection: Any = redis.Redis.from_url(redis_url)
+
+    def asked() -> tuple[float, int]:
+        stats = connection.info("commandstats")
+        seconds, micros = connection.time()
+        words = ("evalsha", "blmove", "blpop")
+        return seconds + micros / 1e6, sum(int(stats.get(f"cmdstat_{word}", {}).get("calls", 0)) for word in words)
+
+    with simulated_endpoints(2) as endpoints:
+        pools = {"llm": pool_config([each.url for each in endpoints], health={"enabled": False})}
+        with fleet(tmp_path, redis_url, pools, 10):
+            until(lambda: waiting_in(connection, "blmove") == 3, "one process waits at three lists")
+            began, before = asked()
+            until(lambda: connection.time()[0] - began >= 10, "ten seconds have gone by, by the server's clock")
+            ended, after = asked()
+    assert (after - before) / (ended - began) < 50

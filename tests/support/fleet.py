@@ -121,10 +121,11 @@ def fleet(
     pools: dict[str, Any],
     processes: int = 1,
     *options: str,
+    module: str = "broker.cli",
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """A Fleet, ready, that ends with the block."""
-    with starting(folder, redis_url, pools, processes, *options, env=env) as running:
+    with starting(folder, redis_url, pools, processes, *options, module=module, env=env) as running:
         running.wait_ready()
         yield running
 
@@ -136,10 +137,11 @@ def starting(
     pools: dict[str, Any],
     processes: int = 1,
     *options: str,
+    module: str = "broker.cli",
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """The same, that has only just begun to start."""
-    running = Fleet(folder, redis_url, pools, processes, *options, env=env)
+    running = Fleet(folder, redis_url, pools, processes, *options, module=module, env=env)
     try:
         yield running
     finally:
