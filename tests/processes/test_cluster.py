@@ -18,7 +18,7 @@ from broker.store import Store
 from tests.support.cluster import Cluster, redis_cluster
 from tests.support.commands import headrace
 from tests.support.endpoints import simulated_endpoints
-from tests.support.fleet import fleet, pool_config
+from tests.support.fleet import fleet, pool_config, until
 
 PREFIX = "{jobs}:rq"
 CHAT = Request("POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
@@ -105,3 +105,26 @@ def test_the_url_of_one_node_is_refused_with_what_to_use(cluster: Cluster) -> No
 def test_a_server_that_is_no_cluster_is_named(redis_url: str) -> None:
     with pytest.raises(BrokerUnsuitable, match="it is no Redis Cluster; use redis://"):
         checked(redis_url.replace("redis://", "redis+cluster://").removesuffix("/0"))
+
+
+@pytest.mark.usefixtures("tagged")
+def test_a_replica_takes_over_under_load_when_its_node_is_killed(tmp_path: Path) -> None:
+    """What the replica had is not lost; what it had not, of the moment of the kill, may run once more."""
+    with redis_cluster() as cluster:
+        owner = cluster.owner(PREFIX)
+        replica = cluster.add_replica(owner, tmp_path / "replica")
+        with simulated_endpoints(2, "--latency", "50ms") as endpoints, Broker(cluster.url) as broker:
+            pool = pool_config([each.url for each in endpoints], slots=4)
+            with fleet(tmp_path, cluster.url, {"llm": pool}, 2):
+                tasks = broker.enqueue_many("llm", [CHAT] * 400)
+                until(lambda: sum(each.stats()["hits"] for each in endpoints) >= 40, "they run")
+                assert owner.command("WAIT", "1", "20000") == 1
+                owner.kill()
+                until(lambda: cluster.owner(PREFIX, replica) is replica, "the replica has taken over", 60)
+                first = [task.result(timeout=90) for task in tasks]
+                assert all(result.ok for result in first)
+                assert all(each.ok for each in broker.map("llm", [CHAT] * 20, timeout=60)), "work goes on"
+                again = [task.result(timeout=60) for task in tasks]
+            hits = [hits for each in endpoints for hits in each.stats()["by_task"].values()]
+    assert again == first, "an outcome does not change"
+    assert sum(hits) - 420 <= 2 * 8 + 8, "what ran at the kill, and what ended in the window"

@@ -52,10 +52,25 @@ class Cluster:
         told = _text(node.command("CLUSTER", "INFO"))
         return "cluster_state:ok" in told and f"cluster_known_nodes:{len(self.nodes)}" in told
 
-    def owner(self, key: str) -> RealServer:
-        """Of the slot of a key."""
-        slot = self.nodes[0].command("CLUSTER", "KEYSLOT", key)
-        rows: Any = self.nodes[0].command("CLUSTER", "SLOTS")
+    def add_replica(self, of: RealServer, folder: Path) -> RealServer:
+        """Follows `of`, and takes its slots over when it dies."""
+        folder.mkdir()
+        replica = self._node(folder, len(self.nodes))
+        replica.start()
+        self.nodes.append(replica)
+        words = ("127.0.0.1", str(replica.port), replica.config["cluster-port"])
+        assert of.command("CLUSTER", "MEET", *words) == b"OK"
+        until(lambda: all(self._whole(node) for node in self.nodes), "every node sees the replica", 60)
+        assert replica.command("CLUSTER", "REPLICATE", _text(of.command("CLUSTER", "MYID"))) == b"OK"
+        up = "master_link_status:up"
+        until(lambda: up in _text(replica.command("INFO", "replication")), "the replica has caught up", 60)
+        return replica
+
+    def owner(self, key: str, asked: RealServer | None = None) -> RealServer:
+        """Of the slot of a key, as one node tells."""
+        asked = asked or self.nodes[0]
+        slot = asked.command("CLUSTER", "KEYSLOT", key)
+        rows: Any = asked.command("CLUSTER", "SLOTS")
         assert isinstance(slot, int)
         port = next(row[2][1] for row in rows if row[0] <= slot <= row[1])
         return next(node for node in self.nodes if node.port == port)
