@@ -23,7 +23,9 @@ for i = 1, tonumber(ARGV[base]) do
     '0')
   if ARGV[at + 7] == '0' then
     call('HSET', key, 'cap', ARGV[at + 3])
-    call('HDEL', key, 'auto', 'floor', 'ceiling', 'a_step', 'a_rate')
+    -- All that was measured too: `auto` again begins anew, not with a measurement that began back then.
+    call('HDEL', key, 'auto', 'floor', 'ceiling', 'a_step', 'a_phase', 'a_n', 'a_at', 'a_low', 'a_rate', 'a_slots',
+      'a_rounds', 'a_limit', 'a_cut')
   else
     -- What `auto` has found is kept.
     local found = call('HGET', key, 'auto') == '1' and tonumber(call('HGET', key, 'cap') or '') or tonumber(ARGV[at + 3])

@@ -189,6 +189,7 @@ ADAPTING = [  # of adapt.lua and what feeds it
     ),
     Mutant("fewer slots that do less are kept", "if rate >= record.rate * 0.97 then", "if true then"),
     Mutant("what auto found is forgotten", "call('HGET', key, 'auto') == '1' and tonumber", "false and tonumber"),
+    Mutant("an old measurement goes on", "'a_step', 'a_phase', 'a_n', 'a_at', 'a_low',", "'a_step',"),
     Mutant("adapts when it must not", "call('HDEL', key, 'auto', 'floor'", "call('HDEL', key, 'floor'"),
     Mutant(
         "in flight counts what ended",

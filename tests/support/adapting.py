@@ -38,8 +38,8 @@ class Adapting:
     endpoint: Endpoint = field(default_factory=lambda: Endpoint(""), repr=False)
 
     def fix(self, slots: int) -> None:
-        """Registered with a number. What it found is forgotten."""
-        self.on, self.step, self.rate, self.floor, self.ceiling = False, "grow", None, 1, 256
+        """Registered with a number. What it found, and what it measured for that, is forgotten."""
+        vars(self).update(vars(Adapting(endpoint=self.endpoint)))
         self.endpoint.cap = slots
 
     def free(self, slots: int, floor: int, ceiling: int) -> None:
