@@ -84,8 +84,10 @@ def test_a_task_that_no_list_has_is_queued_again(bench: Bench) -> None:
 
 
 def test_a_list_outside_the_index_is_found(bench: Bench) -> None:
-    (hidden,) = bench.tasks(1, priority="low")
-    bench.raw("SREM", bench.store.keys.lists(POOL), "low")
+    scripts = bench.store.scripts
+    bench.store.run(scripts.register(POOL, {"max_depth": 10_000}, [("e0", 5, 100, True, ("vision",))]))
+    (hidden,) = bench.tasks(1, requires=["vision"])
+    assert bench.raw("SREM", bench.store.keys.lists(POOL), "normal+vision") == 1
     assert bench.claim(5) == []
     assert bench.scrub() == {"list": 1}
     assert [claimed.lease.id for claimed in bench.claim(5)] == [hidden]
