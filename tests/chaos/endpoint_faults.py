@@ -64,5 +64,5 @@ def all_endpoints_down(world: World, budget: int) -> None:
         world.pause(1.0, 2.0)
         for endpoint in world.endpoints:
             endpoint.start()
-        world.fault("all endpoints down", held, reruns=False, since=began)
+        world.fault("all endpoints down", held, reruns=False, since=began, in_a_row=True)
         world.flowing()
