@@ -56,7 +56,6 @@ class NewTask(NamedTuple):
     max_attempts: int = 0
     reply: str = ""
     idempotency_key: str = ""
-    timeout: int = 360
 
 
 USUAL: Final = NewTask("", b"", "", "")[4:]  # its options
@@ -65,7 +64,7 @@ USUAL: Final = NewTask("", b"", "", "")[4:]  # its options
 def _options(task: NewTask) -> str:
     words = (
         task.priority, ",".join(task.requires), in_ms(task.delay), in_ms(task.deadline), task.max_attempts,
-        task.timeout, task.reply, task.idempotency_key,
+        task.reply, task.idempotency_key,
     )  # fmt: skip
     return "|".join(map(str, words))
 

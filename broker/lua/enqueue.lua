@@ -2,8 +2,8 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, max_depth (0: the pool's own), n, then n times 5:
 --         id, data, digest, description, options: "" or
---         "<priority>|<requires>|<delay ms>|<deadline ms from now, 0 none>|<max attempts, 0 the pool's>|<timeout s>|<reply
---         list>|<idempotency key>"
+--         "<priority>|<requires>|<delay ms>|<deadline ms from now, 0 none>|<max attempts, 0 the pool's>|<reply list>|
+--         <idempotency key>"
 -- Returns, for each that was not queued: its number, "already" | "full" | "conflict", id (the earlier one for already and
 -- conflict)
 -- The id is the client's, so a call whose reply was lost may be made again.
@@ -41,15 +41,15 @@ if room < n then
 end
 local reply, ready, queued = {}, {}, 0
 
-local OPTIONS = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|(.*)$'
+local OPTIONS = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(.*)$'
 local TIMEOUT = '360' -- seconds, for a stock RQ worker
 
 for i = 1, n do
   local at = 4 + (i - 1) * 5
   local id, digest = ARGV[at + 1], ARGV[at + 3]
-  local priority, requires, delay, deadline, attempts, timeout, to, idem = 'normal', '', 0, 0, '0', TIMEOUT, '', ''
+  local priority, requires, delay, deadline, attempts, to, idem = 'normal', '', 0, 0, '0', '', ''
   if ARGV[at + 5] ~= '' then
-    priority, requires, delay, deadline, attempts, timeout, to, idem = string.match(ARGV[at + 5], OPTIONS)
+    priority, requires, delay, deadline, attempts, to, idem = string.match(ARGV[at + 5], OPTIONS)
     delay, deadline = tonumber(delay), tonumber(deadline)
   end
   local word, known = earlier(id, idem, digest)
@@ -57,7 +57,7 @@ for i = 1, n do
   if not word then
     local fields = {
       'data', ARGV[at + 2], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
-      'description', ARGV[at + 4], 'timeout', timeout, 'status', delay > 0 and 'scheduled' or 'queued',
+      'description', ARGV[at + 4], 'timeout', TIMEOUT, 'status', delay > 0 and 'scheduled' or 'queued',
       'x_born', int(now), 'x_at', int(now), 'x_dig', digest,
     }
     local function field(name, value)

@@ -64,14 +64,7 @@ def put(redis_url: str) -> Iterator[Put]:
     with closing(Store(redis_url)) as store:
 
         def enqueue(work: Work, delay: float = 0.0) -> str:
-            task = NewTask(
-                new_task_id(),
-                encode_work(work),
-                "",
-                rqjob.describe(work),
-                delay=delay,
-                timeout=30,
-            )
+            task = NewTask(new_task_id(), encode_work(work), "", rqjob.describe(work), delay=delay)
             assert [reply.word for reply in store.run(store.scripts.enqueue(POOL, [task]))] == ["queued"]
             return task.id
 
@@ -101,7 +94,7 @@ def test_job_fetch_reads_a_task(connection: Any, put: Put, content: str) -> None
     kwargs = {"json": {"content": content}, "headers": {"x-a": "b"}, "timeout": 5.0}
     assert job.kwargs == {"method": "POST", "path": "/v1/chat/completions", **kwargs}
     assert (job.origin, job.description) == (POOL, "POST /v1/chat/completions")
-    assert job.timeout == 30
+    assert job.timeout == 360
     assert job.get_status() == "queued"
     for stamp in (job.created_at, job.enqueued_at):
         assert stamp is not None
