@@ -62,7 +62,7 @@ class Adapting:
         self.phase, self.answered, self.since, self.fewest = "measure", 0, since, UNSEEN
 
     def _keep(self, rate: float) -> None:
-        self.rate, self.slots = float(f"{rate:.6f}"), self.endpoint.cap
+        self.rate, self.slots = float(f"{rate:.6g}"), self.endpoint.cap
 
     # -- what happens
 
