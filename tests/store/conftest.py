@@ -1,16 +1,19 @@
-"""`store`: an empty pool on Valkey, on Redis and on fakeredis, with a clock the test sets. No test may leave a key
+"""`any_store`: an empty pool on Valkey, on Redis and on fakeredis, with a clock the test sets. No test may leave a key
 behind that has no TTL and is not on the list in broker/keys.py.
+
+`store` and `broker`: the session's server, empty and by its own clock, for tests of what calls the scripts.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import cast
 
 import pytest
 
+from broker import Broker
 from broker.store import Store
 from tests.support.servers import Kind, MissingServer, RealServer, redis_server
 from tests.support.snapshot import leaks
@@ -51,7 +54,7 @@ def _open(servers: Servers, kind: str) -> Iterator[Store]:
 
 
 @pytest.fixture(params=["valkey", "redis", "fakeredis"])
-def store(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Store]:
+def any_store(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Store]:
     yield from _open(servers, request.param)
 
 
@@ -62,8 +65,20 @@ def real_store(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Sto
 
 
 @pytest.fixture
-def verbs(store: Store) -> Verbs:
+def verbs(any_store: Store) -> Verbs:
     """A pool with one endpoint `a` of ten slots."""
-    verbs = Verbs(store)
+    verbs = Verbs(any_store)
     verbs.register(row("a", 10))
     return verbs
+
+
+@pytest.fixture
+def store(redis_url: str) -> Iterator[Store]:
+    with closing(Store(redis_url)) as store:
+        yield store
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[Broker]:
+    with Broker(redis_url) as broker:
+        yield broker

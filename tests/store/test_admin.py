@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,25 +12,11 @@ from broker import Broker, InvalidTask, NpuTask, Request, TaskOptions, UnknownTa
 from broker.scripts import Claimed, DeadLetter, Retry
 from broker.store import Store
 from tests.support.player import claim, echo, listen, refuse, register, serve, settle
-
-POOL = "llm"
+from tests.support.producer import POOL
 
 
 def ask(n: object = 1) -> Request:
     return Request("POST", "/v1/chat/completions?key=1", json={"n": n}, headers={"X-Trace": "t"})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str, store: Store) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
 
 
 READ = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +22,6 @@ from broker import (
     PayloadTooLarge,
     Poisoned,
     QueueFull,
-    Request,
     Result,
     ResultTimeout,
     TaskOptions,
@@ -34,35 +32,8 @@ from broker.errors import UsageError
 from broker.rqjob import rq_success
 from broker.store import Store
 from tests.support.player import claim, echo, refuse, register, serve, serving, settle
+from tests.support.producer import POOL, ask, run_async
 from tests.support.servers import RealServer
-
-POOL = "llm"
-
-
-def ask(n: object = 1) -> Request:
-    return Request("POST", "/v1/chat/completions", json={"n": n})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
-
-
-def run_async(url: str, use: Callable[[AsyncBroker], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with AsyncBroker(url) as broker:
-            return await use(broker)
-
-    return asyncio.run(main())
-
 
 # enqueue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from broker import (
     Broker,
     BrokerError,
     BrokerUnavailable,
-    Request,
     Result,
     ResultTimeout,
 )
@@ -26,39 +25,9 @@ from broker.errors import BrokerUnsuitable
 from broker.scripts import load
 from broker.store import Store
 from tests.support.player import register, serve, serving
+from tests.support.producer import POOL, ask, numbers, run_async
 from tests.support.proxy import reply_dropper
 from tests.support.servers import MissingServer, RealServer, redis_server
-
-POOL = "llm"
-
-
-def ask(n: object = 1) -> Request:
-    return Request("POST", "/v1/chat/completions", json={"n": n})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
-
-
-def run_async(url: str, use: Callable[[AsyncBroker], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with AsyncBroker(url) as broker:
-            return await use(broker)
-
-    return asyncio.run(main())
-
-
-def numbers(results: Iterator[Result]) -> list[int]:
-    return [result.json()["n"] for result in results]
 
 
 @contextmanager

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from broker import Broker, Request, UnknownTask, admin
+from broker import Broker, UnknownTask, admin
 from broker.errors import InvalidTask
 from broker.scripts import Retry, Verdict
 from broker.store import Store
 from tests.support.player import claim, echo, listen, refuse, settle
-
-POOL = "llm"
-
-
-def ask(n: object = 1) -> Request:
-    return Request("POST", "/v1/chat/completions", json={"n": n})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str, store: Store) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
+from tests.support.producer import POOL, ask
 
 
 def register(store: Store, *endpoints: tuple[str, int, tuple[str, ...]], **policies: int) -> None:

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ from broker import (
     InvalidTask,
     PayloadTooLarge,
     Request,
-    Result,
     ResultTimeout,
     TaskOptions,
 )
@@ -30,37 +29,7 @@ from broker.scripts import Claimed
 from broker.store import Store
 from broker.task import Work
 from tests.support.player import Settle, claim, echo, refuse, register, serve, serving, settle
-
-POOL = "llm"
-
-
-def ask(n: object = 1) -> Request:
-    return Request("POST", "/v1/chat/completions", json={"n": n})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
-
-
-def run_async(url: str, use: Callable[[AsyncBroker], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with AsyncBroker(url) as broker:
-            return await use(broker)
-
-    return asyncio.run(main())
-
-
-def numbers(results: Iterator[Result]) -> list[int]:
-    return [result.json()["n"] for result in results]
+from tests.support.producer import POOL, ask, numbers, run_async
 
 
 def test_map_gives_a_result_for_every_work(redis_url: str, broker: Broker, store: Store) -> None:

@@ -9,7 +9,6 @@ import httpx
 import pytest
 import yaml
 
-from broker import Broker
 from broker.config import Config, load_config
 from broker.store import Store
 from tests.support.api import FILE, TOKEN, api_server
@@ -25,19 +24,6 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(file: Path) -> Config:
     return load_config(file, {})
-
-
-@pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    store = Store(redis_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def broker(redis_url: str, store: Store) -> Iterator[Broker]:
-    with Broker(redis_url) as broker:
-        yield broker
 
 
 @pytest.fixture
