@@ -15,7 +15,7 @@ import pytest
 from broker import Broker, Request, admin
 from tests.chaos.held import VARIABLE
 from tests.support.endpoints import SimulatedEndpoint
-from tests.support.fleet import Fleet, pool_config, until
+from tests.support.fleet import fleet, pool_config, until
 from tests.support.transports import LOOPS, every, every_loop
 from workers.lag import TOO_LATE_S, LoopLag
 from workers.transport import Call, Timeouts, TransportName, make_transport
@@ -84,9 +84,7 @@ def test_a_blocked_process_keeps_its_tasks_and_status_tells(tmp_path: Path, redi
         pool = {"llm": pool_config([endpoint.url], slots=8, queue={"lease": f"{lease}s"}, retry={"max_attempts": 1})}
         pool["llm"]["timeout"] = {"first_byte": "2s", "attempt": "3s"}
         held = {VARIABLE: str(lease * 2)}
-        running = Fleet(tmp_path, redis_url, pool, 1, module="tests.chaos.held", env=held)
-        try:
-            running.wait_ready()
+        with fleet(tmp_path, redis_url, pool, 1, module="tests.chaos.held", env=held) as running:
             tasks = broker.enqueue_many("llm", [CHAT] * 8)
             until(lambda: endpoint.stats()["in_flight"] == 8, "all of it is under way")
             os.kill(running.pids[0], signal.SIGUSR1)
@@ -94,5 +92,3 @@ def test_a_blocked_process_keeps_its_tasks_and_status_tells(tmp_path: Path, redi
             results = [task.result(timeout=60) for task in tasks]
             assert [(result.outcome, result.attempts) for result in results] == [("ok", 1)] * 8
             assert set(endpoint.stats()["by_task"].values()) == {1}
-        finally:
-            running.close()

@@ -7,13 +7,13 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from broker import Broker, Request
 from broker.scripts import load
 from tests.support.endpoints import simulated_endpoints
-from tests.support.fleet import fleet, in_flight, pool_config, starting, until
+from tests.support.fleet import Fleet, fleet, in_flight, pool_config, until
 from tests.support.proxy import ReplyDropper, reply_dropper
 from tests.support.servers import redis_server
 
@@ -195,7 +195,7 @@ def test_a_drain_does_not_wait_for_a_redis_that_is_gone(tmp_path: Path) -> None:
 def test_a_process_killed_while_it_starts_is_started_again(tmp_path: Path, redis_url: str) -> None:
     with simulated_endpoints(2) as endpoints, Broker(redis_url) as broker:
         pool = {"llm": pool_config([e.url for e in endpoints])}
-        with starting(tmp_path, redis_url, pool, 2) as running:
+        with closing(Fleet(tmp_path, redis_url, pool, 2)) as running:
             until(lambda: running.pids, "a process has begun")
             running.kill_one()
             until(lambda: running.ready("llm"), "all are ready all the same")

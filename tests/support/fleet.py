@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import yaml
 
@@ -22,6 +22,7 @@ from broker.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
+P = ParamSpec("P")
 
 
 def until(happened: Any, what: str, patience: float = PATIENCE_S) -> Any:
@@ -49,7 +50,7 @@ class Fleet:
         folder: Path,
         redis_url: str,
         pools: dict[str, Any],
-        processes: int,
+        processes: int = 1,
         *options: str,
         module: str = "broker.cli",
         env: Mapping[str, str] | None = None,
@@ -114,38 +115,18 @@ class Fleet:
         self.store.close()
 
 
-@contextmanager
-def fleet(
-    folder: Path,
-    redis_url: str,
-    pools: dict[str, Any],
-    processes: int = 1,
-    *options: str,
-    module: str = "broker.cli",
-    env: Mapping[str, str] | None = None,
-) -> Iterator[Fleet]:
-    """A Fleet, ready, that ends with the block."""
-    with starting(folder, redis_url, pools, processes, *options, module=module, env=env) as running:
-        running.wait_ready()
-        yield running
+def _once_ready(begin: Callable[P, Fleet]) -> Callable[P, AbstractContextManager[Fleet]]:
+    @contextmanager
+    def run(*args: P.args, **options: P.kwargs) -> Iterator[Fleet]:
+        with closing(begin(*args, **options)) as running:
+            running.wait_ready()
+            yield running
+
+    return run
 
 
-@contextmanager
-def starting(
-    folder: Path,
-    redis_url: str,
-    pools: dict[str, Any],
-    processes: int = 1,
-    *options: str,
-    module: str = "broker.cli",
-    env: Mapping[str, str] | None = None,
-) -> Iterator[Fleet]:
-    """The same, that has only just begun to start."""
-    running = Fleet(folder, redis_url, pools, processes, *options, module=module, env=env)
-    try:
-        yield running
-    finally:
-        running.close()
+# A Fleet, ready, that ends with the block. One that has only just begun: closing(Fleet(...)).
+fleet = _once_ready(Fleet)
 
 
 def as_text(value: bytes | str) -> str:
