@@ -35,6 +35,15 @@ def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(tmp_path: 
             assert broker.enqueue("llm", CHAT).result(timeout=20).ok
 
 
+def test_no_more_processes_are_started_than_there_are_slots(tmp_path: Path, redis_url: str) -> None:
+    with simulated_endpoints(2) as endpoints, Broker(redis_url) as broker:
+        pool = {"llm": pool_config([each.url for each in endpoints], slots=1)}
+        with fleet(tmp_path, redis_url, pool, 3) as running:
+            assert len(running.pids) == 2
+            assert "processes 3: there are 2 slots in all, so 2 are started" in running.log.read_text()
+            assert all(result.ok for result in broker.map("llm", [CHAT] * 8, timeout=60))
+
+
 def test_a_process_started_again_serves_by_the_newest_rules(tmp_path: Path, redis_url: str) -> None:
     with simulated_endpoints(2) as (old, new), Broker(redis_url) as broker:
         with fleet(tmp_path, redis_url, {"llm": pool_config([old.url], queue=QUEUE)}) as running:

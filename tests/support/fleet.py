@@ -18,7 +18,9 @@ from typing import Any, ParamSpec
 
 import yaml
 
+from broker.config import load_config
 from broker.store import Store
+from workers.layout import Selection, layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -43,7 +45,10 @@ def pool_config(urls: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 class Fleet:
-    """`headrace worker` on a configuration file. `wait_ready` returns when all its processes wait for work."""
+    """`headrace worker` on a configuration file.
+
+    `wait_ready` returns when all processes of its plan wait for work, which are no more than there are slots.
+    """
 
     def __init__(
         self,
@@ -58,7 +63,8 @@ class Fleet:
         self.file = folder / "headrace.yaml"
         self.file.write_text(yaml.safe_dump({"redis": {"url": redis_url}, "processes": processes, "pools": pools}))
         self.log = folder / "worker.log"
-        self.processes = processes
+        shares = layout(load_config(self.file, {}), Selection(), cpus=1).shares
+        self._planned = {pool: sum(any(at.startswith(f"{pool}/") for at in each) for each in shares) for pool in pools}
         self.store = Store(redis_url)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -66,17 +72,17 @@ class Fleet:
                 cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {"NO_COLOR": "1"} | dict(env or {}),
             )  # fmt: skip
-        self._pool = next(iter(pools))
 
     def wait_ready(self) -> None:
-        until(lambda: self.ready(self._pool) or self._ended(), f"{self.processes} processes ready; see {self.log}")
+        ready = f"processes ready ({self._planned}); see {self.log}"
+        until(lambda: all(map(self.ready, self._planned)) or self._ended(), ready)
         if self._process.poll():  # a burst may have ended well by now
             raise AssertionError(f"headrace worker ended:\n{self.log.read_text()}")
 
     def ready(self, pool: str) -> bool:
-        """Every process has said that it waits for work."""
+        """Every process that serves the pool has said that it waits for work."""
         waiting = self.store.raw(lambda client: client.hlen(self.store.keys.waiting(pool)))
-        return int(waiting) >= self.processes
+        return int(waiting) >= self._planned[pool]
 
     def _ended(self) -> bool:
         return self._process.poll() is not None
