@@ -45,16 +45,44 @@ def _part(name: str) -> str:
     return resources.files("broker").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
+def _header(part: str, word: str) -> list[str]:
+    line = re.search(rf"^-- {word}: (.*)$", _part(part), re.M)
+    return line.group(1).split(", ") if line is not None else []
+
+
+def _with_needs(parts: Sequence[str], before: Sequence[str]) -> list[str]:
+    """The parts and what they need, each once and behind what it needs, without what stands before already."""
+    found: list[str] = []
+    for part in parts:
+        if part not in before and part not in found:
+            found += _with_needs(_header(part, "needs"), [*before, *found])
+            found.append(part)
+    return found
+
+
+def _rarely(parts: Sequence[str]) -> str:
+    """`rarely()`: a table of the functions of these parts, made at its first call."""
+    source = "\n".join(_part(part) for part in parts)
+    names = re.findall(r"^local function (\w+)", source, re.M)
+    table = ", ".join(f"{name} = {name}" for name in names)
+    first = "local made\nlocal function rarely()\nif made then return made end"
+    return f"{first}\n{source}\nmade = {{{table}}}\nreturn made\nend"
+
+
 @cache
 def load(verb: str, clock_key: str = "") -> Script:
-    """The verb's script: common.lua, the parts its header needs, the verb.
+    """The verb's script: common.lua, the parts that it and they need, what is needed rarely as one function, the verb.
 
     clock_key  for tests: the scripts read the time, in milliseconds, from this key instead of asking the server.
     """
-    text = _part(verb)
-    needs = re.search(r"^-- needs: (.*)$", text, re.M)
-    names = [name.strip() for name in needs.group(1).split(",")] if needs is not None else []
-    source = "\n".join([*(_part(name) for name in ["common", *names]), text])
+    parts = ["common", *_with_needs(_header(verb, "needs"), ["common"])]
+    texts = [_part(part) for part in parts]
+    if rare := _with_needs(_header(verb, "rarely"), parts):
+        texts.append(_rarely(rare))
+    # A script makes its functions anew at each call, half of what a call for one task costs. What one uses of those
+    # around it is looked for among all that is used so, but in the function around it first: so the verb is one, and
+    # what it needs rarely another.
+    source = "\n".join([*texts, "local function verb()", _part(verb), "end", "return verb()"])
     if clock_key:
         source = source.replace(
             "local time = call('TIME')", f"do return tonumber(call('GET', '{clock_key}')) end local time = call('TIME')"

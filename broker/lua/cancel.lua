@@ -3,6 +3,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, result ttl ms, n, then n ids
 -- Returns n words: "canceled" | "running" (canceled, and its attempt is told) | "settled" (it has an outcome) | "unknown"
+-- needs: lists, outcome
 
 local now = server_ms()
 write_when_full()

@@ -9,7 +9,8 @@
 --         id, data, and in one text "<endpoint> <attempts so far> <max attempts, 0 the pool's> <deadline ms, 0 none>
 --         <born ms> <1 from a plain RQ producer, else 0> <lost leases so far> <lease>"
 -- Drops what died while it waited; moves what stands in a wrong list.
--- needs: breaker, select
+-- needs: select, sums
+-- rarely: idem, outcome, ready
 
 local now = server_ms()
 local process, lease_ms, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -41,9 +42,19 @@ end
 if ARGV[7 + #mine * 3] then look_for_lost(7 + #mine * 3) end
 
 call('LREM', P .. ':x:bell:' .. process, 0, 'work') -- messages about cancels stay
-promote_due(now)
-local spill = spill_after()
-local view = read_view(now, spill, process, rooms)
+local first_due -- ms
+local function look_at_scheduled()
+  local entry = call('ZRANGE', K_SCHEDULED, 0, 0, 'WITHSCORES')
+  first_due = entry[2] and math.ceil(tonumber(entry[2]) * 1000 - 0.5)
+end
+look_at_scheduled()
+if first_due and first_due <= now then
+  rarely().promote_due(now)
+  look_at_scheduled()
+end
+local policy = call('HMGET', K_POOL, 'spill_after', 'check_after')
+local spill = spill_of(policy[1])
+local view = read_view(now, spill, process, rooms, tonumber(policy[2] or ''))
 local classes = read_classes(view)
 local turn = #classes > 0 and call('HINCRBY', K_POOL, 'turn', 1) or 0
 sort_classes(classes, falls(turn, 1 / 8))
@@ -96,7 +107,7 @@ local function admit(id, variant)
     return nil
   end
   if not task[10] and (tonumber(task[5] or '') or now + 1) <= now then
-    expire_waiting(id, now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000)
+    rarely().expire_waiting(id, now, tonumber(call('HGET', K_POOL, 'result_ttl') or '') or 86400000)
     return nil
   end
   if task[10] then
@@ -104,7 +115,7 @@ local function admit(id, variant)
     call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_sus', 'x_dl', 'x_why', 'x_ans', 'x_body', 'x_end',
       'exc_info')
     call('PERSIST', job_key(id))
-    hold_idem(id)
+    rarely().hold_idem(id)
     task[3], task[5], task[9], task[11] = nil, nil, nil, nil
   end
   local proper = variant_of(task[7] or nil, task[8] or nil, task[9] or nil)
@@ -267,8 +278,7 @@ local function wake_after()
     ms = math.max(1, ms)
     if wake < 0 or ms < wake then wake = ms end
   end
-  local due = call('ZRANGE', K_SCHEDULED, 0, 0, 'WITHSCORES')
-  if due[2] then by(math.ceil(tonumber(due[2]) * 1000) - now) end
+  if first_due then by(first_due - now) end
   if left > 0 and room_left > 0 then
     if given >= most or looked >= 2000 then by(1) end
     if reserved then by(spill) end

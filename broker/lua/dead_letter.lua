@@ -6,7 +6,7 @@
 --         A reason that starts with "expired" makes the outcome `expired`.
 -- Returns n words: "done" | "already" | "lost" | "canceled"
 -- Returns also, behind the words, what became of breakers: see breaker.lua, events.
--- needs: breaker
+-- needs: breaker, lease
 
 local now = server_ms()
 local dead_ttl, result_ttl, ended_at = tonumber(ARGV[3]), tonumber(ARGV[4]), date_text(now)

@@ -7,12 +7,14 @@
 -- Returns, for each that was not queued: its number, "already" | "full" | "conflict", id (the earlier one for already and
 -- conflict)
 -- The id is the client's, so a call whose reply was lost may be made again.
--- needs: select
+-- needs: lists
+-- rarely: select
 
 local now = server_ms()
 local created_at = date_text(now)
 local limit, n = tonumber(ARGV[3]), tonumber(ARGV[4])
-if limit == 0 then limit = tonumber(call('HGET', K_POOL, 'max_depth') or '') or 100000 end
+local policy = call('HMGET', K_POOL, 'max_depth', 'spill_after')
+if limit == 0 then limit = tonumber(policy[1] or '') or 100000 end
 
 local function depth()
   local total = call('LLEN', K_QUEUE) + call('ZCARD', K_SCHEDULED)
@@ -101,5 +103,5 @@ if queued > 0 then -- a repeat writes nothing, so it is answered when memory is 
   call('SADD', K_QUEUES, K_QUEUE)
   call('HINCRBY', K_POOL, 'n_enqueued', queued)
 end
-if pushed > 0 then announce(now, spill_after()) end
+if pushed > 0 and call('HLEN', K_WAITING) > 0 then rarely().announce(now, rarely().spill_of(policy[2])) end
 return reply

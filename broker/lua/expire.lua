@@ -4,6 +4,7 @@
 -- Returns how many deadlines were looked at; 100 means: call again.
 -- A running task is left to its worker, whose attempt ends with the deadline; if that died, reap puts it back and a
 -- later sweep finds it here.
+-- needs: lists, outcome
 
 local now = server_ms()
 write_when_full()

@@ -4,7 +4,7 @@
 --         id, lease, endpoint, answer (JSON), body, return value (base64, for a plain RQ producer, else "")
 -- Returns n words: "done" | "already" | "lost" | "canceled"
 -- Returns also, behind the words, what became of breakers: see breaker.lua, events.
--- needs: breaker, adapt
+-- needs: lease, breaker, adapt
 
 local now = server_ms()
 local ttl, ended_at, n = tonumber(ARGV[3]), date_text(now), tonumber(ARGV[4])

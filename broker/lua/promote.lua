@@ -2,7 +2,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool
 -- Returns how many were due; 100 means: call again.
--- needs: select
+-- needs: ready, select
 
 local now = server_ms()
 local count = promote_due(now)

@@ -4,7 +4,7 @@
 -- Returns {requeued, poisoned, freed}; freed: slots of tasks that had an outcome already. At most 100 an endpoint.
 -- Never straight to the head: whatever ended its process must not come first. Before its last delivery a task becomes a
 -- suspect: see promote_due. Nothing is reaped during an amnesty, which contact.lua decides.
--- needs: contact
+-- needs: contact, lease, ready
 
 local now = server_ms()
 local most, dead_ttl = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -3,7 +3,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, n, then n ids
 -- Returns n words: "queued" | "unsettled" (waits or runs) | "done" (its outcome is ok) | "unknown"
--- needs: select
+-- needs: idem, ready, select
 
 local now = server_ms()
 local words_out, queued = {}, false

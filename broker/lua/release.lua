@@ -2,7 +2,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, n, then n times 4: id, lease, endpoint, pause ms (0 none)
 -- Returns n words: "done" | "already" | "lost" | "canceled"
--- needs: breaker, adapt, select
+-- needs: lease, breaker, adapt, ready, select
 
 local now = server_ms()
 write_when_full()

@@ -2,7 +2,7 @@
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, process, lease ms, k, then k endpoint ids it serves, n, then n times 3: id, lease, endpoint
 -- Returns n words: "held" | "lost" | "canceled" | "already"
--- needs: contact
+-- needs: contact, lease
 -- An expired lease that nobody reaped yet is still its holder's, and is renewed.
 
 local now = server_ms()

@@ -5,7 +5,7 @@
 --         pause ms for the endpoint (0 none)
 -- Returns n words: "done" | "already" | "lost" | "canceled"
 -- Returns also, behind the words, what became of breakers: see breaker.lua, events.
--- needs: breaker, select
+-- needs: lease, breaker, ready, select
 
 local now = server_ms()
 write_when_full()

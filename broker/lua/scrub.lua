@@ -9,7 +9,7 @@
 -- no change of state: entries of no waiting task ("ghost") and doubled ones ("double"), a list outside the index ("list"),
 --                     deadlines ("deadline"), mirrors of leases that are no more ("wip"), what an RQ reader wrote of a
 --                     task that had its outcome ("restated")
--- needs: select
+-- needs: ready, outcome, select
 
 local now = server_ms()
 local lease_ms, dead_ttl = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -2,6 +2,7 @@
 -- Order: higher priority, then lower in_flight/max_concurrent, then longest since its last claim, then id.
 -- An endpoint counts as free while a waiting process will answer for it: one that did not answer its doorbell within
 -- spill_after is not counted until it speaks again. tests/support/reference.py holds the same rule in Python.
+-- needs: lists
 
 local SILENT_AFTER = 5000      -- ms; processes speak at least every 2 s
 local LIVE_FOR = 30000         -- ms since an endpoint's worker last renewed: it still counts for exclusions
@@ -70,8 +71,9 @@ local function before(a, b)
   return a.id < b.id
 end
 
--- Everything a decision needs, read once. mine: endpoint id -> room, of the process that asks ('' for none).
-local function read_view(now, spill, asker, mine)
+-- Everything a decision needs, read once. mine: endpoint id -> room, of the process that asks ('' for none). check_after:
+-- ms that a check is good for; none for who announces tasks: it rings for a stale endpoint too, whose process checks it.
+local function read_view(now, spill, asker, mine, check_after)
   local view = {now = now, endpoints = {}, by_id = {}, waiting = {}, asker = asker}
   local room = {}
   for _, process in ipairs(read_waiting(now, spill)) do
@@ -82,10 +84,8 @@ local function read_view(now, spill, asker, mine)
       end
     end
   end
-  -- Whoever announces tasks rings for a stale endpoint too: its process comes, and checks it.
-  local check_after = asker ~= '' and tonumber(call('HGET', K_POOL, 'check_after') or '') or 0
   for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
-    local endpoint = read_endpoint(id, now, check_after)
+    local endpoint = read_endpoint(id, now, check_after or 0)
     endpoint.sibling_room = room[id] or 0
     endpoint.counted = math.min(endpoint.free, endpoint.sibling_room + (mine[id] or 0))
     endpoint.load = endpoint.in_flight
@@ -134,10 +134,12 @@ local function read_classes(view)
   local classes, by_name = {}, {}
   local variants = call('SMEMBERS', K_LISTS)
   local indexed = set_of(variants)
-  for _, variant in ipairs({'high', 'low'}) do -- a plain RQ producer puts what it has there, and indexes nothing
-    if not indexed[variant] and call('EXISTS', list_key(variant)) == 1 then
-      listed(variant)
-      variants[#variants + 1] = variant
+  if call('EXISTS', list_key('high'), list_key('low')) > 0 then -- a plain RQ producer puts tasks there, and indexes none
+    for _, variant in ipairs({'high', 'low'}) do
+      if not indexed[variant] and call('EXISTS', list_key(variant)) == 1 then
+        listed(variant)
+        variants[#variants + 1] = variant
+      end
     end
   end
   variants[#variants + 1] = ''
@@ -287,6 +289,5 @@ local function announce(now, spill)
   end
 end
 
-local function spill_after()
-  return tonumber(call('HGET', K_POOL, 'spill_after') or '') or 100
-end
+local function spill_of(text) return tonumber(text or '') or 100 end
+local function spill_after() return spill_of(call('HGET', K_POOL, 'spill_after')) end
