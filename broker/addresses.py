@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
+_LABEL_CHARS = 63
+_SOCKET_PATH_BYTES = 107  # what a socket's address has room for, on Linux
 _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
@@ -19,10 +21,21 @@ REDIS_OPTIONS = (
     "db", "protocol", "client_name", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs",
     "ssl_check_hostname", "ssl_min_version",
 )  # fmt: skip
+_OPTION_VALUES = {
+    "db": ("[0-9]{1,9}", "a number"),
+    "protocol": ("[23]", "2 or 3"),
+    "ssl_cert_reqs": ("none|optional|required", "none, optional or required"),
+    "ssl_check_hostname": ("(?i:true|yes|1|false|no|0)", "true or false"),
+    "ssl_min_version": ("77[12]", "771 (TLS 1.2) or 772 (TLS 1.3)"),
+}
+_UNENCODED = (
+    "has '/', '?', '#' or '@' where none may be: in a user or password write %2F, %3F, %23 and %40, or give them as "
+    "redis.username and redis.password"
+)
 _OF_SENTINELS = ("sentinel_username", "sentinel_password")
 _SERVICE = re.compile(r"[A-Za-z0-9_.-]+")
-_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
-_QUERY_PASSWORD = re.compile(r"(?i)((?:[?&])[a-z_]*password=)[^&#\s]*")
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")  # up to the last one: a password may hold `/`, `?`, `#` and `@`
+_QUERY_PASSWORD = re.compile(r"(?i)((?:[?&])[a-z_]*password=)[^&\s]*")
 
 EMBEDDED = "embedded"
 
@@ -72,12 +85,6 @@ def _split(text: str) -> SplitResult:
         raise ValueError("is not a URL (are the brackets of an IPv6 address balanced?)") from None
 
 
-def scheme_hint(written: str, scheme: str) -> str:
-    """`; did you mean http://...?` for a bare host. `written` is as in the file: `${VAR}`, not its value."""
-    bare = re.fullmatch(r"[A-Za-z0-9._-]+(:\d+)?(/[\w./-]*)?", written)
-    return f"; did you mean {scheme}://{written}?" if bare else ""
-
-
 def _host_and_port(parts: SplitResult) -> tuple[str, int | None]:
     try:
         host, port = parts.hostname, parts.port
@@ -92,19 +99,32 @@ def _host_and_port(parts: SplitResult) -> tuple[str, int | None]:
             return f"[{ipaddress.IPv6Address(host).compressed}]", port
         except ValueError:
             raise ValueError("has a host that is not a valid IPv6 address") from None
-    if not _HOST.fullmatch(host) or ".." in host:
+    if not is_host(host):
         raise ValueError("has a host that is not a valid name or address")
     return host, port
 
 
+def is_host(text: str) -> bool:
+    """Whether it is an address, or a name that a resolver can be asked for: labels of 1 to 63 characters, 253 in all.
+
+    A name outside ASCII counts as what it is in punycode. What is none makes Python's resolver raise, not fail.
+    """
+    if ":" in text:
+        try:
+            return ipaddress.ip_address(text).version == 6
+        except ValueError:
+            return False
+    try:
+        name = text if text.isascii() else text.encode("idna").decode("ascii")
+    except UnicodeError:
+        return False
+    labels = name.removesuffix(".").split(".")
+    return _HOST.fullmatch(name) is not None and all(0 < len(label) <= _LABEL_CHARS for label in labels)
+
+
 def mask_url(text: str) -> str:
     """The text with the passwords of URLs in it replaced by `***`; user names go too."""
-    return mask_query(_CREDENTIALS.sub("***@", text))
-
-
-def mask_query(text: str) -> str:
-    """The text with the passwords behind the '?' of URLs replaced by `***`."""
-    return _QUERY_PASSWORD.sub(r"\1***", text)
+    return _QUERY_PASSWORD.sub(r"\1***", _CREDENTIALS.sub("***@", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +149,8 @@ def redis_address(text: str) -> RedisAddress:
     text = text.strip()
     if text.lower() == EMBEDDED:
         return RedisAddress(EMBEDDED)
-    if any(c <= " " or c == "\x7f" for c in text):
-        raise ValueError("must not contain spaces")
+    if any(c <= " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError("must not contain spaces, or characters that are none")
     parts = _split(text)
     name, plus, kind = parts.scheme.partition("+")
     scheme = _REDIS_SCHEMES.get(name, name) + plus + kind
@@ -139,15 +159,21 @@ def redis_address(text: str) -> RedisAddress:
             "must be 'embedded' or start with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
         )
     userinfo, _, hosts = parts.netloc.rpartition("@")
-    _check_redis_hosts(scheme, hosts, parts)
+    if "#" in text or (scheme != "unix" and "@" in parts.path):
+        raise ValueError(_UNENCODED)
+    try:
+        _check_redis_hosts(scheme, hosts, parts)
+    except ValueError:
+        if "@" in parts.query and "@" not in parts.netloc:
+            raise ValueError(_UNENCODED) from None
+        raise
     user, _, password = userinfo.partition(":")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     username = query.pop("username", "") or unquote(user)
     secret = query.pop("password", "") or unquote(password)
     of_sentinels = [query.pop(name, "") or None if scheme.endswith("+sentinel") else None for name in _OF_SENTINELS]
-    for name in query:
-        if name not in REDIS_OPTIONS:
-            raise ValueError(f"must not set {_option(name)}; behind the '?' it may set {', '.join(REDIS_OPTIONS)}")
+    for name, value in query.items():
+        _check_option(name, value)
     # `unix` needs its empty authority written out: urlunsplit would give unix:/path.
     bare = urlunsplit(("", hosts, parts.path, urlencode(query), "")) if hosts else f"//{parts.path}"
     if not hosts and query:
@@ -155,15 +181,25 @@ def redis_address(text: str) -> RedisAddress:
     return RedisAddress(f"{scheme}:{bare}", username or None, secret or None, *of_sentinels)
 
 
-def _option(name: str) -> str:
-    """A name as it may be shown: what is no word may be part of a password whose '?' was not percent-encoded."""
-    return name if re.fullmatch("[a-z_]{1,40}", name) else "that"
+def _check_option(name: str, value: str) -> None:
+    if name not in REDIS_OPTIONS:
+        # what is no word, or stands before an '@', may be part of a password whose '?' was not percent-encoded
+        told = name if re.fullmatch("[a-z_]{1,40}", name) and "@" not in value else "that"
+        raise ValueError(f"must not set {told}; behind the '?' it may set {', '.join(REDIS_OPTIONS)}")
+    rule = _OPTION_VALUES.get(name)
+    if rule is not None and not re.fullmatch(rule[0], value):
+        raise ValueError(f"must set {name} to {rule[1]}")
 
 
 def _check_redis_hosts(scheme: str, hosts: str, parts: SplitResult) -> None:
     if scheme == "unix":
-        if not parts.path.strip("/"):
+        path = unquote(parts.path)
+        if not path.strip("/") or "\0" in path:
             raise ValueError("has no path to the socket (unix:///run/redis.sock)")
+        if len(path.encode()) > _SOCKET_PATH_BYTES:
+            raise ValueError(f"has a path that is too long for a socket: at most {_SOCKET_PATH_BYTES} bytes")
+        if hosts:
+            raise ValueError("has a host, or a user without '@'; a socket has none (unix:///run/redis.sock)")
         return
     if not hosts:
         raise ValueError("has no host")
@@ -176,14 +212,14 @@ def _check_redis_hosts(scheme: str, hosts: str, parts: SplitResult) -> None:
             raise ValueError("has no service that its Sentinels know (redis+sentinel://host:26379,host:26379/name/0)")
     if scheme.endswith("+cluster") and path not in ("", "0"):
         raise ValueError("has a database: a Redis Cluster has only one (redis+cluster://host:6379,host:6379)")
-    if path and not path.isdecimal():
+    if path and not re.fullmatch("[0-9]{1,9}", path):
         raise ValueError("has a database that is not a number (redis://host:6379/0)")
 
 
 def _redis_host(text: str, default_port: int) -> tuple[str, int]:
     parts = _split(f"//{text}")
     try:
-        ok = bool(parts.hostname) and parts.port != 0 and "@" not in text
+        ok = is_host(parts.hostname or "") and parts.port != 0 and "@" not in text
     except ValueError:
         ok = False
     if not ok:

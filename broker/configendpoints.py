@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from broker.addresses import endpoint_url, scheme_hint, server_key
+from broker.addresses import endpoint_url, server_key
 from broker.configfile import Findings, Node
 from broker.configmodel import Endpoint
 from broker.configreader import Section
 from broker.errors import InvalidTask
+from broker.quoting import scheme_hint
 from broker.task import FORBIDDEN_HEADERS, HEADER_NAME, check_header_value, check_names
 
 ENDPOINT = (
@@ -31,12 +32,12 @@ class EndpointReader:
         if node is None:
             return ()
         if not isinstance(node.value, list):
-            self.findings.problem(node, f"must be a list of endpoints, not {node.show()}")
+            self.findings.problem(node, f"must be a list of endpoints, not {node.kind()}")
             return ()
         kept: list[Endpoint] = []
         for item in node.value:
             if not isinstance(item.value, dict):
-                self.findings.problem(item, f"must be a mapping with id and url, not {item.show()}")
+                self.findings.problem(item, f"must be a mapping with id and url, not {item.kind()}")
             else:
                 one = Section(item, ENDPOINT, self.findings, section.base)
                 endpoint = _endpoint(one)
@@ -123,12 +124,12 @@ def _labels(section: Section) -> dict[str, str]:
     if node is None:
         return {}
     if not isinstance(node.value, dict):
-        section.findings.problem(node, f"must be a mapping of names to text, not {node.show()}")
+        section.findings.problem(node, f"must be a mapping of names to text, not {node.kind()}")
         return {}
     found: dict[str, str] = {}
     for name, child in node.value.items():
         if isinstance(child.value, (dict, list)):
-            section.findings.problem(child, f"must be text, not {child.show()}")
+            section.findings.problem(child, f"must be text, not {child.kind()}")
         elif child.value is not None:
             found[name] = child.value if isinstance(child.value, str) else child.raw
     return found
@@ -143,7 +144,7 @@ def read_headers(section: Section, credentials: bool = False) -> dict[str, str]:
     if node is None:
         return {}
     if not isinstance(node.value, dict):
-        section.findings.problem(node, f"must be a mapping of names to text, not {node.show()}")
+        section.findings.problem(node, f"must be a mapping of names to text, not {node.kind()}")
         return {}
     checked: dict[str, str] = {}
     for name, child in node.value.items():
@@ -152,7 +153,8 @@ def read_headers(section: Section, credentials: bool = False) -> dict[str, str]:
         if not allowed and (lowered in FORBIDDEN_HEADERS or lowered.startswith("proxy-")):
             section.findings.problem(child, "cannot be set here: it belongs to the connection")
         elif not HEADER_NAME.fullmatch(name):
-            section.findings.problem(child, f"header name {name!r}: not a valid HTTP header name")
+            hint = ": a space belongs behind the colon" if ":" in name else ""
+            section.findings.problem(child, f"not a valid HTTP header name{hint}")
         elif lowered in checked:
             section.findings.problem(child, "given twice (the case of a header's name does not matter)")
         else:

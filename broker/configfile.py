@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from broker.addresses import mask_url
 from broker.errors import Problem
+from broker.quoting import UNSAID, key_name, quoted, variable, yaml_text
 
 MAX_FILE_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -55,18 +55,25 @@ class Node:
         return self.value if isinstance(self.value, list) else []
 
     def child_key(self, name: str) -> str:
-        return f"{self.key}.{name}" if self.key else name
+        return f"{self.key}.{key_name(name)}" if self.key else key_name(name)
 
-    def show(self) -> str:
-        """What a message may repeat of it: as written (`${VAR}`, not its value), short, passwords of URLs masked."""
+    def kind(self) -> str:
+        """What it is, for messages that must not repeat it."""
         if isinstance(self.value, dict):
             return "a mapping"
         if isinstance(self.value, list):
             return "a list"
-        if self.value is None and not self.raw:
+        if self.value is None:
             return "empty"
-        text = mask_url(self.raw if len(self.raw) <= 80 else self.raw[:77] + "...")
-        return repr(text) if isinstance(self.value, str) or not text else text
+        return "text" if isinstance(self.value, str) else "a number or a word"
+
+    def show(self) -> str:
+        """What a message may repeat of it: as written (`${VAR}`, not its value), and only what can be no secret."""
+        if isinstance(self.value, (dict, list)) or (self.value is None and not self.raw):
+            return self.kind()
+        if isinstance(self.value, str) or not self.raw:
+            return quoted(self.raw) or UNSAID
+        return self.raw
 
     def where(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"
@@ -191,13 +198,13 @@ class _Builder:
     def _make(self, event: Any) -> Node:
         node = Node(None, "", self.file, _line(event))
         if isinstance(event, yaml.AliasEvent):
-            self._problem(event, f"alias '*{event.anchor}': not allowed; write the value out")
+            self._problem(event, "an alias (*...): not allowed; write the value out, or quote it")
             node.broken = True
             return node
         if event.anchor is not None:
-            self._problem(event, f"anchor '&{event.anchor}': not allowed; write the value out")
+            self._problem(event, "an anchor (&...): not allowed; leave it out, or quote the value")
         if event.tag is not None:
-            self._problem(event, f"tag '{event.tag}': tags are not allowed")
+            self._problem(event, "a tag (!...): tags are not allowed; leave it out, or quote the value")
             node.broken = True
         if isinstance(event, yaml.MappingStartEvent):
             node.value = {}
@@ -254,7 +261,7 @@ def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
-        message = f"not valid YAML: {error.problem or error.context or 'syntax error'}"
+        message = f"not valid YAML: {yaml_text(error.problem or 'syntax error')}"
         if "'\\t'" in message:
             message = "not valid YAML: a tab; indent with spaces"
         elif line is not None and "${" in (text.splitlines() or [""])[min(line, text.count("\n")) - 1]:
@@ -284,16 +291,18 @@ def _interpolate_scalar(node: Node, environ: Mapping[str, str], findings: Findin
     def replace(match: re.Match[str]) -> str:
         if match[0] == "$${":
             return "${"
-        variable = _VARIABLE.fullmatch(match[1])
-        if not match[2] or variable is None:
-            faults.append(f"{match[0][:80]!r}: write ${{VAR}} or ${{VAR:-default}} ('$${{' for a literal '${{')")
+        parts = _VARIABLE.fullmatch(match[1])
+        if not match[2] or parts is None:
+            faults.append("a '${' that names no variable: write ${VAR} or ${VAR:-default} ('$${' for a literal '${')")
             return ""
-        value = environ.get(variable[1])
-        if variable[2] is not None:
-            return value or variable[2]
+        name, default = parts[1], parts[2]
+        value = environ.get(name)
+        if default is not None:
+            return value or default
         if not value:
             state = "is not set" if value is None else "is empty"
-            faults.append(f"variable {variable[1]} {state}; set it, or write ${{{variable[1]}:-default}}")
+            told = variable(name, str(node.value))
+            faults.append(f"{told} {state}; set it, or write ${{VAR:-default}} ('$${{' for a literal '${{')")
         return value or ""
 
     text = _REFERENCE.sub(replace, str(node.value))

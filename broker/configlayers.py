@@ -27,6 +27,7 @@ from typing import Any
 from broker.addresses import endpoint_id, endpoint_url, redis_address
 from broker.configfile import Findings, Node, from_python
 from broker.errors import Problem
+from broker.quoting import UNSAID, key_name, quoted
 
 PREFIX = "HEADRACE_"
 DEFAULT_POOL = "default"
@@ -63,7 +64,7 @@ def apply_environ(tree: Node, environ: Mapping[str, str], findings: Findings) ->
         match = _LISTEN.fullmatch(listen)
         if match is None:
             place = "environment HEADRACE_LISTEN"
-            message = f"must be HOST:PORT, such as 127.0.0.1:8080, not {listen!r}"
+            message = f"must be HOST:PORT, such as 127.0.0.1:8080, not {quoted(listen) or UNSAID}"
             findings.problems.append(Problem(place, None, "", message))
         else:
             host, port = match[1], match[2]
@@ -85,8 +86,8 @@ def apply_overrides(tree: Node, overrides: Mapping[str, Any], findings: Findings
             given[key] = node
             continue
         for name in _pools(tree):
-            own = f"pools.{name}.{key.removeprefix('pools.*.')}"
-            given[own] = from_python(value, own, "command line")
+            rest = key.removeprefix("pools.*.")
+            given[f"pools.{name}.{rest}"] = from_python(value, f"pools.{key_name(name)}.{rest}", "command line")
     _lay_over(tree, given)
 
 
@@ -171,11 +172,13 @@ def single_endpoint(tree: Node, environ: Mapping[str, str], findings: Findings) 
     pools = _pools(tree)
     served = [name for name, pool in pools.items() if _has_enabled(pool)]
     if served:
-        findings.warnings.append(f"{place}: not used, there are enabled endpoints in pool {', '.join(served)}")
+        findings.warnings.append(
+            f"{place}: not used, there are enabled endpoints in pool {', '.join(map(key_name, served))}"
+        )
         return
     name = environ.get("HEADRACE_POOL") or (next(iter(pools)) if len(pools) == 1 else DEFAULT_POOL)
     if len(pools) > 1 and not environ.get("HEADRACE_POOL"):
-        message = f"no pool has an enabled endpoint; name one of {', '.join(pools)} in HEADRACE_POOL"
+        message = f"no pool has an enabled endpoint; name one of {', '.join(map(key_name, pools))} in HEADRACE_POOL"
         findings.problems.append(Problem(place, None, "", message))
         return
     common = {
@@ -184,7 +187,7 @@ def single_endpoint(tree: Node, environ: Mapping[str, str], findings: Findings) 
         "max_concurrent": environ.get("HEADRACE_SLOTS") or None,
     }
     add_endpoints(tree, name, urls, common, place)
-    findings.warnings.append(f"{place}: single-endpoint mode, {len(urls)} endpoint(s) in pool {name!r}")
+    findings.warnings.append(f"{place}: single-endpoint mode, {len(urls)} endpoint(s) in pool {key_name(name)!r}")
 
 
 def _has_enabled(pool: Node) -> bool:
@@ -205,18 +208,18 @@ def add_endpoints(tree: Node, pool: str, urls: Sequence[str], common: Mapping[st
         pools.value = {}
     if not isinstance(pools.value, dict):
         return
-    node = pools.value.setdefault(pool, Node({}, f"pools.{pool}", place))
+    node = pools.value.setdefault(pool, Node({}, pools.child_key(pool), place))
     if node.value is None:
         node.value = {}
     if not isinstance(node.value, dict):
         return
-    endpoints = node.value.setdefault("endpoints", Node([], f"pools.{pool}.endpoints", place))
+    endpoints = node.value.setdefault("endpoints", Node([], node.child_key("endpoints"), place))
     if endpoints.value is None:
         endpoints.value = []
     if isinstance(endpoints.value, list):
         taken = _ids(tree)
         for url in urls:
-            key = f"pools.{pool}.endpoints[{len(endpoints.value)}]"
+            key = f"{endpoints.key}[{len(endpoints.value)}]"
             values = {name: value for name, value in common.items() if value is not None}
             endpoints.value.append(from_python({"id": _fresh_id(url, taken), "url": url, **values}, key, place))
 

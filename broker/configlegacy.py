@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 
 from broker.configfile import Findings, Node
-from broker.configreader import did_you_mean
+from broker.configreader import tell_unknown
 from broker.configschema import POOL
 
 POOL_NAME = "npu"
@@ -129,7 +129,7 @@ class _Translator:
             _put(pool, "endpoints", self._workers(node, None), self.findings)
             return pool
         if not isinstance(node.value, dict):
-            self.findings.problem(node, f"must be a mapping with a list of workers, not {node.show()}")
+            self.findings.problem(node, f"must be a mapping with a list of workers, not {node.kind()}")
             return pool
         known = (*SECTIONS, *_OWN, "enabled")
         switch = node.value.get("enabled")
@@ -141,20 +141,20 @@ class _Translator:
             elif name in _OWN:
                 _put(pool, name, child, self.findings)
             elif name != "enabled":
-                self.findings.problem(child, f"unknown key{did_you_mean(name, known)}")
+                tell_unknown(self.findings, node, name, child, known)
         return pool
 
     def _section(self, node: Node, table: Mapping[str, str], pool: Node) -> None:
         if node.value is None:
             return
         if not isinstance(node.value, dict):
-            self.findings.problem(node, f"must be a mapping of keys to values, not {node.show()}")
+            self.findings.problem(node, f"must be a mapping of keys to values, not {node.kind()}")
             return
         words = _spellings(table)
         for name, child in node.value.items():
             target = words.get(_plain_name(name))
             if target is None:
-                self.findings.problem(child, f"unknown key{did_you_mean(_plain_name(name), words)}")
+                tell_unknown(self.findings, node, name, child, words, _plain_name(name))
             elif target.startswith("("):
                 if not (target == _STRATEGY and _LEAST_LOADED.fullmatch(child.raw)):
                     self.findings.warn(child, f"has no effect {target}")
@@ -175,7 +175,7 @@ class _Translator:
         for name, child in node.value.items():
             target = words.get(_plain_name(name))
             if target is None:
-                self.findings.problem(child, f"unknown key{did_you_mean(_plain_name(name), words)}")
+                tell_unknown(self.findings, node, name, child, words, _plain_name(name))
             elif target.startswith("("):
                 self.findings.warn(child, f"has no effect {target}")
             elif target in ("host", "port", "scheme"):
@@ -199,6 +199,10 @@ class _Translator:
             self.findings.problem(worker, "is missing; a worker needs url, or host and port", worker.child_key("host"))
             worker.value["url"] = Node(None, "", worker.file, broken=True)
             return
+        if isinstance(host.value, (dict, list)):
+            self.findings.problem(host, f"must be text, not {host.kind()}")
+            worker.value["url"] = Node(None, "", worker.file, broken=True)
+            return
         name = host.value if isinstance(host.value, str) else host.raw
         if port is not None and not (port.broken or re.fullmatch(r"\s*\d{1,5}\s*", _text(port))):
             self.findings.problem(port, f"must be a number from 1 to 65535, not {port.show()}")
@@ -207,7 +211,8 @@ class _Translator:
         url = name if "://" in name else f"{scheme}://{f'[{name}]' if name.count(':') > 1 and name[0] != '[' else name}"
         if port is not None and port.value is not None:
             url += f":{_text(port).strip()}"
-        worker.value["url"] = Node(url, host.key, host.file, host.line, raw=url, loose=host.loose, broken=host.broken)
+        raw = url if host.raw == name else host.raw  # what a variable gave is not repeated
+        worker.value["url"] = Node(url, host.key, host.file, host.line, raw=raw, loose=host.loose, broken=host.broken)
 
 
 def _text(node: Node) -> str:

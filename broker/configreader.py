@@ -11,6 +11,7 @@ from typing import Literal
 from broker.configfile import Findings, Node
 from broker.durations import format_seconds, format_size, parse_seconds, parse_size
 from broker.errors import InvalidTask
+from broker.quoting import quoted, unknown_key
 from broker.secret import Secret
 from broker.task import check_names
 
@@ -36,6 +37,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {best!r}?" if best in names else f"; known here: {', '.join(names)}"
 
 
+def tell_unknown(
+    findings: Findings, parent: Node, name: str, child: Node, known: Iterable[str], asked: str | None = None
+) -> None:
+    """An unknown key. Its name is told only where it can be no secret. `asked`: the name without its unit."""
+    names = tuple(known)
+    meant = did_you_mean(name if asked is None else asked, names)
+    step, hint = unknown_key(name, names, close="did you mean" in meant, empty=child.value is None)
+    key = f"{parent.key}.{step}" if parent.key else step
+    findings.problem(child, f"unknown key{hint or meant}", key=key)
+
+
 class Section:
     """A mapping of known keys. A missing key, or one with an empty value, is unset: getters give the default."""
 
@@ -46,10 +58,10 @@ class Section:
         if isinstance(self.node.value, dict):
             self.entries = self.node.value
         elif self.node.value is not None:
-            findings.problem(self.node, f"must be a mapping of keys to values, not {self.node.show()}")
+            findings.problem(self.node, f"must be a mapping of keys to values, not {self.node.kind()}")
         for name, child in self.entries.items():
             if name not in known:
-                findings.problem(child, f"unknown key{did_you_mean(name, known)}")
+                tell_unknown(findings, self.node, name, child, known)
 
     def get(self, name: str) -> Node | None:
         child = self.entries.get(name)
@@ -75,7 +87,7 @@ class Section:
         if node is None:
             return default
         if not isinstance(node.value, str):
-            self.findings.problem(node, f"must be text, not {node.show()}")
+            self.findings.problem(node, f"must be text, not {node.kind()}")
             return default
         return node.value
 
@@ -85,7 +97,7 @@ class Section:
         if node is None:
             return None
         if isinstance(node.value, (dict, list)):
-            self.findings.problem(node, f"must be text, not {node.show()}")
+            self.findings.problem(node, f"must be text, not {node.kind()}")
             return None
         return node.value if isinstance(node.value, str) else node.raw
 
@@ -166,8 +178,9 @@ class Section:
         if node is None:
             return ()
         if not isinstance(node.value, list):
-            hint = f": write [{node.value}]" if isinstance(node.value, str) and not node.loose else ""
-            self.findings.problem(node, f"must be a list, not {node.show()}{hint}")
+            shown = quoted(node.raw) if isinstance(node.value, str) and not node.loose else None
+            hint = f": write [{node.raw}]" if shown else ""
+            self.findings.problem(node, f"must be a list, not {node.kind()}{hint}")
             return ()
         found: list[str] = []
         for item in node.value:
@@ -210,15 +223,16 @@ class Section:
             with path.open("rb") as stream:
                 data = stream.read(MAX_SECRET_FILE_BYTES + 1)
         except OSError as error:
-            self.findings.problem(node, f"{path}: {error.strerror or 'cannot be read'}")
+            # its path is not repeated: it may be the secret itself, given where its file should be
+            self.findings.problem(node, f"{error.strerror or 'cannot be read'}: must be the path of a readable file")
             return None
         if len(data) > MAX_SECRET_FILE_BYTES:
-            self.findings.problem(node, f"{path}: larger than {MAX_SECRET_FILE_BYTES} bytes; not a secret")
+            self.findings.problem(node, f"the file is larger than {MAX_SECRET_FILE_BYTES} bytes; not a secret")
             return None
         try:
             return data.decode().strip()
         except UnicodeDecodeError:
-            self.findings.problem(node, f"{path}: not text")
+            self.findings.problem(node, "the file is not text")
             return None
 
 

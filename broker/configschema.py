@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from broker.addresses import RedisAddress, redis_address, scheme_hint
+from broker.addresses import RedisAddress, redis_address
 from broker.configendpoints import EndpointReader, read_headers
 from broker.configfile import Findings, Node
 from broker.configmodel import (
@@ -27,6 +27,7 @@ from broker.configmodel import (
 )
 from broker.configreader import Section
 from broker.errors import InvalidTask
+from broker.quoting import scheme_hint
 from broker.secret import Secret
 from broker.task import METHODS, Request, check_path, check_pool
 

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 
@@ -169,3 +171,18 @@ class UsageError(HeadraceError):
     """The command line's words."""
 
     exit_code = 2
+
+
+def unforeseen(error: BaseException) -> str:
+    """An exception that nobody thought of, on one line: its type, and where in headrace it came from.
+
+    Not its text: Python's own often repeats the value that was wrong, which may be a password. What the system says
+    of a failed call (OSError) is its own words.
+    """
+    root = Path(__file__).resolve().parent.parent
+    found = ((Path(frame.filename).resolve(), frame.lineno) for frame in extract_tb(error.__traceback__))
+    own = [root / "broker", root / "workers"]
+    ours = [f"{path.relative_to(root)}:{line}" for path, line in found if any(path.is_relative_to(o) for o in own)]
+    said = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+    place = f" at {ours[-1]}" if ours else ""
+    return f"{type(error).__name__}{said}{place}; this is a fault of headrace"

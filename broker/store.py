@@ -16,7 +16,7 @@ import redis
 import redis.asyncio
 import redis.exceptions
 
-from broker.addresses import mask_query
+from broker.addresses import mask_url
 from broker.errors import BrokerError, BrokerUnavailable, BrokerUnsuitable, QueueFull
 from broker.keys import Keys, default_prefix
 from broker.links import AsyncLinks, Links
@@ -38,14 +38,8 @@ CONNECTION_ERRORS = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutE
 
 
 def masked(url: str) -> str:
-    """The URL without its passwords."""
-    url = mask_query(url)
-    head, at, tail = url.rpartition("@")
-    if not at:
-        return url
-    scheme, _, credentials = head.partition("://")
-    user = credentials.partition(":")[0]
-    return f"{scheme}://{user}:***@{tail}"
+    """The URL without its credentials: a password is often given where the user should be."""
+    return mask_url(url)
 
 
 def translate(error: Exception, url: str) -> BrokerError:

@@ -50,7 +50,7 @@ def _guarded(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    from broker.errors import HeadraceError
+    from broker.errors import HeadraceError, unforeseen
 
     try:
         from broker.cli.parser import parse
@@ -70,7 +70,7 @@ def _run(words: Sequence[str]) -> int:
     except Exception as error:
         if _verbose(words):
             raise
-        _say_error(f"{type(error).__name__}: {error}; this is a fault of headrace, run it with -v for the traceback")
+        _say_error(f"{unforeseen(error)}, run it with -v for the traceback")
         return 1
 
 
