@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -150,3 +151,23 @@ def history(store: Store, task_id: str) -> list[dict[str, Any]]:
     """The failed attempts of a task, as they stand in its hash."""
     text = store.raw(lambda client: client.hget(store.keys.job(task_id), "x_hist")) or b""
     return [json.loads(line) for line in text.splitlines()]
+
+
+def row(running: Fleet, endpoint: str) -> dict[str, str]:
+    """An endpoint as it stands in Redis; {} if there is none."""
+    key = running.store.keys.endpoint("llm", endpoint)
+    found: dict[bytes, bytes] = running.store.pipelined([("HGETALL", key)])[0]
+    return {name.decode(): value.decode() for name, value in found.items()}
+
+
+def logged(running: Fleet, part: str) -> str:
+    """Waits for a line of the log with this part, and returns it."""
+
+    def look() -> str:
+        return next((line for line in running.log.read_text().splitlines() if part in line), "")
+
+    return str(until(look, f"a line with {part!r} in {running.log}", 15))
+
+
+def done(tasks: Iterable[Any]) -> Counter[str]:
+    return Counter(task.result(timeout=30).outcome for task in tasks)
