@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from broker.configfile import Findings, Node, from_python, interpolate, read_file
+from broker.configfile import Findings, Node, check_text, from_python, interpolate, read_file
 from broker.configlayers import add_endpoints, apply_environ, apply_overrides, single_endpoint
 from broker.configlegacy import translate
 from broker.configmodel import (
@@ -86,6 +86,7 @@ def load_config(
     apply_environ(tree, environ, findings)
     apply_overrides(tree, overrides or {}, findings)
     single_endpoint(tree, environ, findings)
+    check_text(tree, findings)
     config = build(tree, source, findings)
     _raise_problems(findings, str(source))
     return config
@@ -114,6 +115,7 @@ def config_for_endpoints(
     apply_overrides(tree, {f"pools.{pool}.adapter": adapter, **(overrides or {})}, findings)
     if not urls:
         findings.problem(from_python(None, "", "--endpoint"), "no URL given")
+    check_text(tree, findings)
     made = build(tree, None, findings)
     _raise_problems(findings, "")
     if base is None:

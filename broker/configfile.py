@@ -25,6 +25,7 @@ Scalar = str | int | float | bool | None
 
 _INT = re.compile(r"[-+]?\d{1,18}")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d{1,3})?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 
@@ -120,6 +121,9 @@ def read_file(path: Path, findings: Findings) -> Node:
         message = reasons.get(type(error)) or f"cannot be read: {error.strerror or type(error).__name__}"
         findings.problems.append(Problem(name, None, "", message))
         return empty
+    except ValueError:  # a NUL in it
+        findings.problems.append(Problem(name, None, "", "no such file can exist"))
+        return empty
     if len(data) > MAX_FILE_BYTES:
         findings.problems.append(
             Problem(name, None, "", f"larger than {MAX_FILE_BYTES >> 20} MiB; is it a configuration?")
@@ -156,8 +160,11 @@ class _Builder:
 
     def build(self, text: str) -> Node | None:
         documents = 0
+        loader: Any = None
         try:
-            for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            loader = yaml.SafeLoader(text)
+            while loader.check_event():
+                event = loader.get_event()
                 if isinstance(event, yaml.DocumentStartEvent):
                     documents += 1
                     if documents > 1:
@@ -168,6 +175,11 @@ class _Builder:
         except yaml.YAMLError as error:
             self.findings.problems.append(_syntax_problem(self.file, text, error))
             return Node({}, "", self.file, 1, broken=True)
+        except (ValueError, OverflowError):  # PyYAML makes numbers and characters of what it finds, unchecked
+            line = 1 if loader is None else int(loader.line) + 1
+            message = "not valid YAML: a number or an escape is too large"
+            self.findings.problems.append(Problem(self.file, line, "", message))
+            return Node({}, "", self.file, line, broken=True)
         return self.root if self.root is not None else Node(None, "", self.file, 1)
 
     def _take(self, event: Any) -> bool:
@@ -270,6 +282,18 @@ def _syntax_problem(file: str, text: str, error: yaml.YAMLError) -> Problem:
         line = text.count("\n", 0, error.position) + 1
         message = "contains a control character"
     return Problem(file, line, "", " ".join(message.split()))
+
+
+def check_text(tree: Node, findings: Findings) -> None:
+    """Reports text that cannot be written out: bytes of the environment that are not UTF-8, `"\\ud800"` in a file."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        pending.extend(reversed(node.children()))
+        names = list(node.value) if isinstance(node.value, dict) else [node.value]
+        if any(isinstance(name, str) and _SURROGATE.search(name) for name in names):
+            findings.problem(node, "has text that is no text: bytes that are not UTF-8, or half of a surrogate pair")
+            node.broken = True
 
 
 def interpolate(tree: Node, environ: Mapping[str, str], findings: Findings) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from broker.addresses import EMBEDDED, redis_url_with
+from broker.errors import ConfigError, Problem
 from broker.secret import MASK, Secret
 from broker.task import Request
 
@@ -229,8 +230,7 @@ class Config:
     @property
     def data_dir(self) -> Path:
         """Where the embedded server keeps its data: as configured, else `.headrace/` beside the file or here."""
-        beside = Path(self.source).absolute().parent if self.source else Path.cwd()
-        return beside / (self.redis.data_dir or DATA_FOLDER)
+        return folder_of(self.source) / (self.redis.data_dir or DATA_FOLDER)
 
     def to_dict(self, masked: bool = True) -> dict[str, Any]:
         """As in the YAML file, every key written out. Loaded again, `masked=False` gives an equal configuration."""
@@ -256,6 +256,15 @@ class Config:
             warnings=tuple(wire["warnings"]),
             origins=wire["origins"],
         )
+
+
+def folder_of(source: str | Path | None) -> Path:
+    """Where relative paths of a configuration start: its file's folder, or the current one. Raises ConfigError."""
+    try:
+        return Path(source).absolute().parent if source else Path.cwd()
+    except OSError as error:
+        message = f"{error.strerror or 'cannot be found'}; go to a folder that exists"
+        raise ConfigError([Problem("current folder", None, "", message)]) from None
 
 
 def to_plain(value: Any) -> Any:

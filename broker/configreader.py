@@ -218,7 +218,11 @@ class Section:
         if not isinstance(node.value, str) or "\0" in node.value:
             self.findings.problem(node, "must be the path of a file")
             return None
-        path = self.base / Path(node.value).expanduser()
+        try:
+            path = self.base / Path(node.value).expanduser()
+        except RuntimeError:
+            self.findings.problem(node, "begins with '~', and there is no such user; write the path out")
+            return None
         try:
             with path.open("rb") as stream:
                 data = stream.read(MAX_SECRET_FILE_BYTES + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from broker.addresses import RedisAddress, redis_address
+from broker.addresses import RedisAddress, is_host, redis_address
 from broker.configendpoints import EndpointReader, read_headers
 from broker.configfile import Findings, Node
 from broker.configmodel import (
@@ -24,6 +24,7 @@ from broker.configmodel import (
     Retry,
     Timeouts,
     TransportName,
+    folder_of,
 )
 from broker.configreader import Section
 from broker.errors import InvalidTask
@@ -59,7 +60,7 @@ MAX_PROCESSES = 1024
 
 def build(tree: Node, source: Path | None, findings: Findings) -> Config:
     """The model. What is wrong goes to `findings`; then the result is not to be used."""
-    top = Section(tree, TOP, findings, source.absolute().parent if source else Path.cwd())
+    top = Section(tree, TOP, findings, folder_of(source))
     pools: dict[str, Pool] = {}
     endpoints = EndpointReader(findings)
     pools_node = top.get("pools")
@@ -106,6 +107,8 @@ def _redis(section: Section) -> RedisSettings:
         except ValueError as error:
             section.findings.problem(node, f"{error}, not {node.show()}{scheme_hint(node.raw, 'redis')}")
     data_dir = section.text("data_dir", "") or None
+    if data_dir is not None and "\0" in data_dir:
+        section.problem("data_dir", "must be the path of a folder")
     username = section.identifier("username") or address.username
     of_sentinels = section.identifier("sentinel_username") or address.sentinel_username
     password = _redis_password(section, "password", address.password)
@@ -126,9 +129,9 @@ def _redis_password(section: Section, name: str, in_url: str | None) -> Secret |
 def _api(section: Section) -> Api:
     host = section.text("host", Api().host)
     api = Api(host, section.whole("port", Api().port, 0, 65_535), section.secret("token"))
-    if not host or any(c.isspace() for c in host) or "/" in host:
+    if not is_host(host):
         section.problem("host", "must be a host name or address, without port or scheme")
-    if api.token is None and not api.on_loopback and not section.given("token") | section.given("token_file"):
+    elif api.token is None and not api.on_loopback and not section.given("token") | section.given("token_file"):
         node = section.entries.get("host", section.node)
         section.findings.warn(node, f"{host} is not loopback and there is no api.token: serve will not listen there")
     return api

@@ -69,9 +69,14 @@ def try_to_listen(config: Config) -> str | None:
     """What keeps the API from its address, in a few words; None if nothing."""
     try:
         _bound(config).close()
-    except OSError as error:
-        return error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        return _reason(error)
     return None
+
+
+def _reason(error: Exception) -> str:
+    """A ValueError, which UnicodeError is: not even asked for, its text being of no use to people."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "no such name can exist"
 
 
 def _bound(config: Config) -> socket.socket:
@@ -87,8 +92,8 @@ def _listener(config: Config) -> socket.socket:
     host, port = config.api.host, config.api.port
     try:
         return _bound(config)
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        why = _reason(error)
         raise UsageError(f"cannot listen on {host}, port {port}: {why}; choose another with --port or --host") from None
 
 
