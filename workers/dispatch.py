@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 
 from broker.configmodel import Pool
 from broker.durations import span
-from broker.errors import BrokerError, BrokerUnavailable, QueueFull
+from broker.errors import BrokerError, QueueFull
 from broker.scripts import BATCH, Claimed, Claims, Command, DeadLetter, Finish, Lease, Offer, Release, Retry
 from broker.store import AsyncStore
 from workers.policies import most_slots
-from workers.retry import GUARD_INITIAL_S, redis_guard
+from workers.retry import GUARD_INITIAL_S, OUTAGES, redis_guard
 from workers.transport import Transport
 from workers.worker import Settlement, Worker
 
@@ -133,7 +133,7 @@ class Dispatcher:
             self._wake.clear()
             try:
                 wake = await self._round()
-            except BrokerUnavailable:  # tenacity costs more than the whole call: it is engaged on failure alone
+            except OUTAGES:  # tenacity costs more than the whole call: it is engaged on failure alone
                 wake = await self._round_when_redis_is_back()
             await self._sleep(wake)
 
@@ -145,7 +145,7 @@ class Dispatcher:
         guard = redis_guard(on_wait=self._say_waiting, give_up=self._is_done, sleep=self._nap)
         try:
             return await guard(self._round)
-        except BrokerUnavailable:
+        except OUTAGES:
             return 0.0
 
     # One round trip
@@ -163,7 +163,7 @@ class Dispatcher:
         asked = time.monotonic()
         try:
             replies = await self._send(commands, items)
-        except BrokerUnavailable:
+        except OUTAGES:
             self._outbox[:0] = outbox
             raise
         claims = replies[-1] if offers else None
@@ -176,7 +176,7 @@ class Dispatcher:
         """Settles are safe to repeat (a repeat answers "already"), and so is a claim: what it gave is given again."""
         replies = await self._store.try_many(commands)
         for reply in replies:
-            if isinstance(reply, BrokerUnavailable):
+            if isinstance(reply, OUTAGES):
                 raise reply
         for reply, batch in zip(replies, items, strict=False):
             if isinstance(reply, BrokerError):

@@ -38,6 +38,7 @@ Action = Literal["retry", "dead_letter", "pause"]
 BreakerEffect = Literal["count", "open", "ignore"]
 
 DEFAULT_PAUSE_S: Final = 1.0
+MIN_PAUSE_S: Final = 0.5  # `Retry-After: 0` asks for a spin, which no attempt would ever end
 MAX_RETRY_AFTER_S: Final = 600.0  # as long as the breaker's longest cooldown; then it is asked again
 MAX_DETAIL_CHARS: Final = 300
 

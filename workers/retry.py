@@ -22,8 +22,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from broker.errors import BrokerUnavailable
-from workers.errors import DEFAULT_PAUSE_S, MAX_RETRY_AFTER_S, AttemptFailed
+from broker.errors import BrokerUnavailable, BrokerUnsuitable
+from workers.errors import DEFAULT_PAUSE_S, MAX_RETRY_AFTER_S, MIN_PAUSE_S, AttemptFailed
 
 DEADLINE_SHARE: Final = 0.5  # of what is left: a delayed task must still have time to run
 
@@ -122,7 +122,7 @@ def decide(
     """
     asked = None if failure.retry_after is None else min(max(failure.retry_after, 0.0), MAX_RETRY_AFTER_S)
     if failure.rule.action == "pause":
-        return Release(DEFAULT_PAUSE_S if asked is None else asked)
+        return Release(DEFAULT_PAUSE_S if asked is None else max(asked, MIN_PAUSE_S))
     policy = retrying(settings, max_attempts, rng)
     state = _state(policy, failure, attempt)
     if not policy.retry(state):
@@ -142,6 +142,9 @@ def _state(policy: Retrying, failure: AttemptFailed, attempt: int) -> RetryCallS
     return state
 
 
+# What a process that runs waits out. A server that refuses it was suitable when it started: a password is being changed,
+# rules are loaded late, another server took over.
+OUTAGES: Final = (BrokerUnavailable, BrokerUnsuitable)
 GUARD_INITIAL_S: Final = 0.05
 GUARD_MAX_S: Final = 5.0
 
@@ -153,13 +156,13 @@ def redis_guard(
     max_attempts: int | None = None,
     initial: float = GUARD_INITIAL_S,
     maximum: float = GUARD_MAX_S,
-    errors: tuple[type[Exception], ...] = (BrokerUnavailable,),
+    errors: tuple[type[Exception], ...] = OUTAGES,
     on_wait: OnWait | None = None,
     give_up: Callable[[], bool] | None = None,
     sleep: Callable[[float], Awaitable[None]] | None = None,
     rng: Rng | None = None,
 ) -> AsyncRetrying:
-    """Waits for a Redis that cannot be reached: `await redis_guard()(store.claim, ...)`. Only for repeatable calls.
+    """Waits for a Redis that cannot be reached or used: `await redis_guard()(store.claim, ...)`. Only for repeatable calls.
 
     Retries `errors` alone, with full jitter from `initial` up to `maximum` seconds, for ever unless `max_attempts` is
     given, and then raises the last error itself. `on_wait(attempt, seconds, error)` is told before each wait.
@@ -182,7 +185,7 @@ def redis_guard_sync(
     max_attempts: int | None = None,
     initial: float = GUARD_INITIAL_S,
     maximum: float = GUARD_MAX_S,
-    errors: tuple[type[Exception], ...] = (BrokerUnavailable,),
+    errors: tuple[type[Exception], ...] = OUTAGES,
     on_wait: OnWait | None = None,
     rng: Rng | None = None,
     end: EndSignal | None = None,

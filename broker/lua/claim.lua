@@ -147,6 +147,7 @@ local function start(id, task, endpoint)
   local lease = int(fence) .. '.' .. int(endpoint.epoch) .. '.' .. process
   call('HSET', job_key(id), 'status', 'started', 'x_fence', int(fence), 'x_lease', lease, 'x_ep', endpoint.id,
     'x_run', NOW, 'started_at', started_at, 'worker_name', process)
+  if not task[6] then call('PERSIST', job_key(id)) end -- RQ's `ttl` is for the wait: its worker does the same
   hand(id, task, endpoint.id, lease)
 end
 

@@ -251,3 +251,18 @@ def test_a_key_stays_with_its_endpoint_when_a_task_fails_over(tmp_path: Path, re
         assert key not in str(shown)
         assert key not in str(hashes)
         assert key.encode() not in b"".join(filter(None, kept))
+
+
+def test_an_endpoint_that_says_try_again_at_once_is_not_asked_without_end(tmp_path: Path, redis_url: str) -> None:
+    """429 and `Retry-After: 0`, for one task."""
+    with upstream_server() as upstream, Broker(redis_url) as broker:
+        upstream.retry_after = "0"
+        with fleet(tmp_path, redis_url, {"llm": pool_config([upstream.url], slots=4, health={"enabled": False})}, 1):
+            began = time.monotonic()
+            task = broker.enqueue("llm", Request("POST", "/429", json={}))
+            for _ in range(4):
+                upstream.arrived.get(timeout=30)
+            took = time.monotonic() - began
+            assert task.cancel()
+    assert took > 3 * 0.5
+    assert len(upstream.seen) <= 2 + took / 0.5

@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 from tests.support.endpoints import simulated_endpoints
 from tests.support.fleet import fleet, pool_config, until
+from tests.support.upstream import upstream_server
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 CALL = {"method": "POST", "path": "/v1/chat/completions", "json": BODY}
@@ -49,6 +50,20 @@ def test_a_plain_rq_job_is_finished_by_our_worker(tmp_path: Path, redis_url: str
     assert value["json"]["choices"]
     assert job.id in FinishedJobRegistry(queue=queue).get_job_ids()
     assert len(queue) == 0
+
+
+def test_a_jobs_ttl_ends_with_its_wait(tmp_path: Path, redis_url: str) -> None:
+    """RQ's `ttl` is for the wait in the queue; its own worker takes it off a job that starts, too."""
+    connection = redis.Redis.from_url(redis_url)
+    queue = Queue("llm", connection=connection, serializer=JSONSerializer)
+    with upstream_server() as upstream:
+        with fleet(tmp_path, redis_url, {"llm": pool_config([upstream.url])}, 1):
+            job = queue.enqueue("workers.jobs.request", method="POST", path="/hold", json=BODY, ttl=60, result_ttl=500)
+            upstream.arrived.get(timeout=30)
+            assert connection.ttl(job.key) == -1
+            upstream.release.set()
+            until(lambda: job.get_status(refresh=True) == "finished", "the job is finished")
+    assert 60 < connection.ttl(job.key) <= 500
 
 
 def test_what_is_not_ours_becomes_a_dead_letter_with_a_reason_and_stops_nobody(tmp_path: Path, redis_url: str) -> None:

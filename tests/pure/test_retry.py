@@ -80,7 +80,7 @@ def test_a_dead_letter_at_once_names_the_failure() -> None:
 def test_a_rate_limit_releases_for_as_long_as_asked_even_after_the_last_attempt() -> None:
     assert decision(failed("rate_limited"), attempt=3) == Release(1.0)
     assert decision(failed("rate_limited", 7.0), attempt=3) == Release(7.0)
-    assert decision(failed("rate_limited", 0.0)) == Release(0.0)
+    assert decision(failed("rate_limited", 0.0)) == Release(0.5), "asked at once it would be asked without end"
     assert decision(failed("rate_limited", 1e9)) == Release(600.0)
     assert decision(failed("rate_limited", 60.0), left=2.0) == Release(60.0)
 

@@ -20,8 +20,8 @@ class Seen(NamedTuple):
 
 
 class Upstream(ThreadingHTTPServer):
-    """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`. `/hold`
-    waits for `release`.
+    """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`, and with `retry_after`
+    as its Retry-After if there is one. `/hold` waits for `release`.
 
     `seen` has every request in order; `arrived` gives each as it comes.
     """
@@ -34,6 +34,7 @@ class Upstream(ThreadingHTTPServer):
         self.arrived: SimpleQueue[Seen] = SimpleQueue()
         self.release = threading.Event()
         self.status = 200
+        self.retry_after = ""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -52,6 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.send_response(int(status) if status.isdigit() else self.server.status)
             self.send_header("content-type", "application/json")
+            if self.server.retry_after:
+                self.send_header("retry-after", self.server.retry_after)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
