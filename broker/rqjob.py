@@ -14,6 +14,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from pickle import dumps as pickle_dumps  # of plain values only; what others pickled is read by safepickle
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -205,15 +206,17 @@ def plain_result(
     """What `job.return_value()` gives a producer that uses RQ alone.
 
     `status_code`, `headers` (as few as a Result has), `endpoint`, `attempts`, and the answer: `json` if it says it is
-    JSON and is, else `body`, text. `headers` with lower-cased names.
+    JSON and is, nesting no deeper than a task may, else `body`, text. `headers` with lower-cased names.
     """
     kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
     result: dict[str, Any] = {"status_code": status_code, "headers": kept, "endpoint": endpoint, "attempts": attempts}
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type == "application/json" or media_type.endswith("+json"):
         try:
-            result["json"] = jsonlib.loads(body, parse_constant=_no_constant)
-            return result
+            value = jsonlib.loads(body, parse_constant=_no_constant)
+            if not (_may_be_deep(body) and _is_deep(value)):  # neither pickle nor every reader takes that
+                result["json"] = value
+                return result
         except (ValueError, RecursionError):
             pass
     result["body"] = body.decode("utf-8", "replace")
@@ -269,6 +272,17 @@ def _dump_json(kwargs: dict[str, Any]) -> bytes:
 def _may_be_deep(raw: bytes) -> bool:
     # bytes.count looks at every byte in turn; replace finds the few there are with memchr
     return 2 * len(raw) - len(raw.replace(b"[", b"")) - len(raw.replace(b"{", b"")) > MAX_DEPTH
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        lists = [each for each in level if isinstance(each, list)]
+        objects = [each.values() for each in level if isinstance(each, dict)]
+        level = list(chain.from_iterable([*lists, *objects]))
+        if not (lists or objects):
+            return False
+    return True
 
 
 def _check_json(value: Any) -> None:

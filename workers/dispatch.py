@@ -300,14 +300,20 @@ class Dispatcher:
         return poll if claims.wake is None else min(poll, claims.wake)
 
     async def _attempt(self, worker: Worker, claimed: Claimed) -> None:
-        settlement: Settlement = Release(claimed.lease)
+        settlement: Settlement | None = None
         try:
             settlement = await worker.run(claimed)
-        finally:  # canceled: released, no attempt counted
+        except Exception:  # released it would come back at once, for ever; a lease that runs out is counted
+            log.exception("task %s: left to the end of its lease: a fault inside headrace", claimed.lease.id)
+        except BaseException:  # canceled: no attempt counted
+            settlement = Release(claimed.lease)
+            raise
+        finally:
             del self.running[claimed.lease]
             self.held[worker.endpoint.id] -= 1
-            self._outbox.append(settlement)
-            self.settling[claimed.lease] = None
+            if settlement is not None:
+                self._outbox.append(settlement)
+                self.settling[claimed.lease] = None
             self._wake.set()
             if self._retired:
                 self._close_unused()

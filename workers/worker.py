@@ -54,7 +54,7 @@ class Worker:
         begun = time.monotonic()
         try:
             work, serializer = decode_data(claimed.data, self.pool.queue.payload_limit)
-            answer = await self._attempt(work, claimed)
+            return self._finish(claimed, await self._attempt(work, claimed), serializer)
         except InvalidTask as error:
             failure = AttemptFailed("task_error", str(error))
             return self._give_up(claimed, failure, str(error), _server_time(claimed, begun))
@@ -64,7 +64,6 @@ class Worker:
             log.exception("task %s: attempt failed inside headrace", claimed.lease.id)
             inside = AttemptFailed("app_error", f"inside headrace: {type(error).__name__}: {error}")
             return self._failed(claimed, inside, _server_time(claimed, begun))
-        return self._finish(claimed, answer, serializer)
 
     def limit(self, claimed: Claimed) -> float:
         """The longest this attempt can take, in seconds."""

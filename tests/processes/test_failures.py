@@ -253,6 +253,18 @@ def test_a_key_stays_with_its_endpoint_when_a_task_fails_over(tmp_path: Path, re
         assert key.encode() not in b"".join(filter(None, kept))
 
 
+def test_a_task_that_shows_a_fault_of_ours_ends_as_poison(tmp_path: Path, redis_url: str) -> None:
+    with upstream_server() as upstream, Broker(redis_url) as broker:
+        queue = {"lease": "1s", "max_deliveries": 2}
+        pool = pool_config([upstream.url], slots=1, health={"enabled": False}, queue=queue)
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1, module="tests.support.broken") as workers:
+            result = broker.enqueue("llm", Request("POST", "/200", json={})).result(timeout=60, raise_on_failure=False)
+            log = workers.log.read_text()
+    assert result.outcome == "poison"
+    assert len(upstream.seen) == 2
+    assert log.count("left to the end of its lease: a fault inside headrace") == 2
+
+
 def test_an_endpoint_that_says_try_again_at_once_is_not_asked_without_end(tmp_path: Path, redis_url: str) -> None:
     """429 and `Retry-After: 0`, for one task."""
     with upstream_server() as upstream, Broker(redis_url) as broker:

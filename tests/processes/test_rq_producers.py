@@ -52,12 +52,30 @@ def test_a_plain_rq_job_is_finished_by_our_worker(tmp_path: Path, redis_url: str
     assert len(queue) == 0
 
 
+@pytest.mark.parametrize("serializer", [None, JSONSerializer], ids=["pickle", "json"])
+@pytest.mark.parametrize("depth", [101, 970])
+def test_an_answer_that_nests_too_deep_is_given_as_text(
+    tmp_path: Path, redis_url: str, serializer: Any, depth: int
+) -> None:
+    queue = Queue("llm", connection=redis.Redis.from_url(redis_url), serializer=serializer)
+    with upstream_server() as upstream:
+        upstream.raw = b"[" * depth + b"]" * depth
+        with fleet(tmp_path, redis_url, {"llm": pool_config([upstream.url], health={"enabled": False})}, 1):
+            job = queue.enqueue("workers.jobs.request", method="POST", path="/raw", json={})
+            until(lambda: job.get_status(refresh=True) == "finished", "the job is finished")
+    answer = job.latest_result()
+    assert answer is not None
+    value: Any = answer.return_value
+    assert value["body"] == upstream.raw.decode()
+    assert len(upstream.seen) == 1
+
+
 def test_a_jobs_ttl_ends_with_its_wait(tmp_path: Path, redis_url: str) -> None:
     """RQ's `ttl` is for the wait in the queue; its own worker takes it off a job that starts, too."""
     connection = redis.Redis.from_url(redis_url)
     queue = Queue("llm", connection=connection, serializer=JSONSerializer)
     with upstream_server() as upstream:
-        with fleet(tmp_path, redis_url, {"llm": pool_config([upstream.url])}, 1):
+        with fleet(tmp_path, redis_url, {"llm": pool_config([upstream.url], health={"enabled": False})}, 1):
             job = queue.enqueue("workers.jobs.request", method="POST", path="/hold", json=BODY, ttl=60, result_ttl=500)
             upstream.arrived.get(timeout=30)
             assert connection.ttl(job.key) == -1

@@ -168,6 +168,7 @@ def test_which_events_end_a_stream(loop: str) -> None:
         b"data: [DONE]\n\ndata: {}\n\n",
         b'event: response.completed\ndata: {"type":"response.completed","resp',
         b'event: message_delta\ndata: {"type": "message_delta"}\n\n',
+        b"data: " + b"[" * 200_000 + b"\n\n",
     ):
         assert not stream_is_whole(cut), cut
 

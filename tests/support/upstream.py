@@ -21,7 +21,7 @@ class Seen(NamedTuple):
 
 class Upstream(ThreadingHTTPServer):
     """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`, and with `retry_after`
-    as its Retry-After if there is one. `/hold` waits for `release`.
+    as its Retry-After if there is one. `/hold` waits for `release`; `/raw` answers what is in `raw`.
 
     `seen` has every request in order; `arrived` gives each as it comes.
     """
@@ -35,6 +35,7 @@ class Upstream(ThreadingHTTPServer):
         self.release = threading.Event()
         self.status = 200
         self.retry_after = ""
+        self.raw = b""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -50,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/hold":
             self.server.release.wait(30)
         answer, status = b'{"answer": 42}', self.path[1:4]
+        if self.path == "/raw":
+            answer = self.server.raw
         try:
             self.send_response(int(status) if status.isdigit() else self.server.status)
             self.send_header("content-type", "application/json")

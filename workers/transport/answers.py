@@ -98,7 +98,7 @@ def stream_is_whole(body: bytes) -> bool:
         return True
     try:  # the name alone will not do: the event itself may be cut
         event = jsonlib.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(event, dict) and event.get("type") in _LAST_TYPES
 
