@@ -142,7 +142,7 @@ def _state(policy: Retrying, failure: AttemptFailed, attempt: int) -> RetryCallS
     return state
 
 
-# What a process that runs waits out. A server that refuses it was suitable when it started: a password is being changed,
+# What a process that runs waits out. A server that refuses it was suitable once: a password is being changed,
 # rules are loaded late, another server took over.
 OUTAGES: Final = (BrokerUnavailable, BrokerUnsuitable)
 GUARD_INITIAL_S: Final = 0.05
@@ -162,7 +162,7 @@ def redis_guard(
     sleep: Callable[[float], Awaitable[None]] | None = None,
     rng: Rng | None = None,
 ) -> AsyncRetrying:
-    """Waits for a Redis that cannot be reached or used: `await redis_guard()(store.claim, ...)`. Only for repeatable calls.
+    """Waits for a Redis that is away or refuses us: `await redis_guard()(store.claim, ...)`. Only for repeatable calls.
 
     Retries `errors` alone, with full jitter from `initial` up to `maximum` seconds, for ever unless `max_attempts` is
     given, and then raises the last error itself. `on_wait(attempt, seconds, error)` is told before each wait.

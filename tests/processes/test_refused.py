@@ -1,4 +1,4 @@
-"""Redis refuses whom it served: a password is changed, rules are loaded late. Who runs waits, and throws nothing away."""
+"""Redis refuses whom it served: a password is changed, rules are loaded late. Who runs waits, and nothing is lost."""
 
 from __future__ import annotations
 

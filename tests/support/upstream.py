@@ -20,8 +20,8 @@ class Seen(NamedTuple):
 
 
 class Upstream(ThreadingHTTPServer):
-    """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`, and with `retry_after`
-    as its Retry-After if there is one. `/hold` waits for `release`; `/raw` answers what is in `raw`.
+    """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`, and with
+    `retry_after` as its Retry-After if there is one. `/hold` waits for `release`; `/raw` answers what is in `raw`.
 
     `seen` has every request in order; `arrived` gives each as it comes.
     """
