@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from broker import admin
 from broker.addresses import endpoint_id, endpoint_url
 from broker.config import Config, Endpoint
-from broker.errors import ConfigError
+from broker.errors import ConfigError, unforeseen
 from broker.inspect import EndpointStatus, PoolStatus
 from broker.registered import endpoint_from, registered
 
@@ -43,6 +43,8 @@ class Catalog:
                 self._config = self._reload()
             except ConfigError as error:
                 log.warning("the configuration is kept as it was: %s", str(error).splitlines()[0])
+            except Exception as error:
+                log.warning("the configuration is kept as it was: %s: %s", self._config.source, unforeseen(error))
         return self._config
 
     def pools(self, store: Store) -> list[str]:

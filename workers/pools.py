@@ -16,6 +16,7 @@ from typing import Any
 from broker import inspect
 from broker.configmodel import Config, Pool
 from broker.errors import BrokerError
+from broker.fields import as_count
 from broker.registered import registered, with_registered
 from broker.scripts import Command
 from broker.store import Store
@@ -107,7 +108,7 @@ class Pools:
         asked: dict[str, int] = {}
         revised = False
         for name, (revision, wish), known in zip(names, rows[: len(names)], rows[len(names) :], strict=True):
-            number = int(wish or 0)
+            number = as_count(wish)
             if number > self._asked.setdefault(name, number):
                 asked[name] = number
             self._asked[name] = number

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from broker.configmodel import Config
-from broker.errors import BrokerError, ConfigError, HeadraceError, Problem
+from broker.errors import BrokerError, ConfigError, HeadraceError, Problem, unforeseen
 from broker.store import Store
 from workers.child import FATAL, Child
 from workers.configwatch import ConfigFile
@@ -163,28 +163,37 @@ class Supervisor:
         if self._file is None:
             return Reply(False, "this worker follows no configuration file; start it with -c FILE")
         async with self._one_at_a_time:
+            outcome = "nothing changed"
             try:
                 config = await asyncio.to_thread(self._file.load)
                 _refuse_empty(config, self._config)
                 layout(config, self._selection, _cpus())
+                outcome = "perhaps not all of it is taken"
+                return await self._take(config, f"{asked_by}: {self._file.path}")
             except ConfigError as error:
                 for problem in error.problems:
-                    log.error("%s: nothing changed: %s", asked_by, problem)
-                return Reply(False, "nothing changed: " + "; ".join(map(str, error.problems)))
+                    log.error("%s: %s: %s", asked_by, outcome, problem)
+                return Reply(False, f"{outcome}: " + "; ".join(map(str, error.problems)))
             except HeadraceError as error:
-                log.error("%s: nothing changed: %s", asked_by, error)
-                return Reply(False, f"nothing changed: {error}")
-            return await self._take(config, f"{asked_by}: {self._file.path}")
+                said = f"{outcome}: {error}"
+            except Exception as error:  # the watch goes on, and who asked is answered
+                said = f"{outcome}: {self._file.path}: {unforeseen(error)}"
+            log.error("%s: %s", asked_by, said)
+            return Reply(False, said)
 
     # What changes while it runs
 
     async def _follow_file(self, file: ConfigFile) -> None:
         while True:
             await asyncio.sleep(FILE_LOOK_S)
-            if file.is_new():
-                await self.reload("configuration file changed")
+            try:
+                if file.is_new():
+                    await self.reload("configuration file changed")
+            except Exception as error:  # a watch that ended would go unnoticed
+                log.error("%s could not be followed: %s; going on", file.path, unforeseen(error))
 
     async def _follow_redis(self) -> None:
+        told = ""
         while True:
             await asyncio.sleep(REDIS_LOOK_S)
             try:
@@ -197,8 +206,10 @@ class Supervisor:
                         await self._take(self._config, "endpoints at run time")
             except BrokerError as error:
                 log.debug("looking at the pools: %s", error)
-            except Exception:
-                log.exception("looking at the pools failed; going on")
+            except Exception as error:
+                if (said := unforeseen(error)) != told:  # what is wrong in Redis may stay so
+                    log.error("looking at the pools failed: %s; going on", said)
+                told = said
 
     async def _take(self, config: Config, source: str) -> Reply:
         """Serves by this configuration from now on. Redis out of reach only delays what it has to know."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from broker.addresses import mask_url
 from broker.cli.settings import Redis, load, meant, redis_of, say
 from broker.config import Config, config_for_endpoints, config_path
 from broker.configlayers import DEFAULT_POOL
-from broker.errors import ConfigError, HeadraceError, Problem, UsageError
+from broker.errors import ConfigError, HeadraceError, Problem, UsageError, unforeseen
 
 if TYPE_CHECKING:
     from workers.supervisor import Supervisor
+
+log = logging.getLogger("headrace.supervisor")
 
 MEND_EVERY_S: Final = 2.0
 NEEDED: Final = "no endpoint to serve: give -c FILE, --endpoint URL, or HEADRACE_ENDPOINT=URL"
@@ -58,8 +61,12 @@ async def mend(redis: Redis) -> None:
     """The embedded server is started again when it dies; the workers wait for it meanwhile."""
     while True:
         await asyncio.sleep(MEND_EVERY_S)
-        with suppress(HeadraceError):
+        try:
             await asyncio.to_thread(redis.mend)
+        except HeadraceError:
+            pass  # it is tried again
+        except Exception as error:
+            log.error("the embedded server could not be looked after: %s; going on", unforeseen(error))
 
 
 def _select(args: argparse.Namespace) -> tuple[Config, list[str] | None, list[str] | None, bool]:
@@ -76,7 +83,8 @@ def _select(args: argparse.Namespace) -> tuple[Config, list[str] | None, list[st
         return config_for_endpoints(named, pool, base=replace(config, warnings=())), [pool], None, False
     for each in foreign:
         ids = sorted(e.id for pool in config.pools.values() for e in pool.endpoints)
-        raise UsageError(f"--endpoint {each!r} is not in {config.source or 'the configuration'}{meant(each, ids)}")
+        place = config.source or "the configuration"
+        raise UsageError(f"--endpoint {mask_url(each)!r} is not in {place}{meant(each, ids)}")
     for each in args.pool or ():
         if each not in config.pools:
             raise UsageError(
