@@ -16,7 +16,7 @@ from broker.asyncclient import AsyncBroker, AsyncTask
 from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
 from broker.core import Core
 from broker.errors import BrokerError, BrokerUnavailable, QueueFull, ResultTimeout, TaskFailed
-from broker.flows import Ask, Await, Flow, Pop, Pull, Sleep, Step, run_step
+from broker.flows import Ask, Await, Flow, Pop, Pull, Sleep, Step, run, run_step
 from broker.mailbox import Mailbox, Ticket, mailbox_name
 from broker.mapping import GATHER_S, Fallback, MapCall, Refused
 from broker.producer import Item, check_timeout, make_options
@@ -277,19 +277,7 @@ class Broker:
             return self._drive(link, flow, patience, ticket)
 
     def _drive(self, link: _Link, flow: Flow[T], patience: float, ticket: Ticket | None = None) -> T:
-        reply: Any = None
-        error: BrokerError | None = None
-        while True:
-            try:
-                step = flow.send(reply) if error is None else flow.throw(error)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            reply, error = None, None
-            try:
-                reply = self._perform(link, step, patience, ticket)
-            except BrokerError as failed:
-                error = failed
+        return run(flow, lambda step: self._perform(link, step, patience, ticket))
 
     def _perform(self, link: _Link, step: Step, patience: float, ticket: Ticket | None = None) -> Any:
         """The first try is bare; tenacity, which costs more than the whole call, comes in when it failed."""

@@ -105,8 +105,8 @@ async def run_step_async(store: AsyncStore, step: Step) -> Reply:
     raise TypeError(f"{step!r}: this driver does not wait")
 
 
-def drive(store: Store, flow: Flow[T]) -> T:
-    """Runs a flow that only reads and writes; one try for each step."""
+def run(flow: Flow[T], perform: Callable[[Step], Reply]) -> T:
+    """Runs a flow to its end. A step that fails with a BrokerError fails in the flow."""
     reply: Reply = None
     error: BrokerError | None = None
     while True:
@@ -117,9 +117,14 @@ def drive(store: Store, flow: Flow[T]) -> T:
             return value
         reply, error = None, None
         try:
-            reply = run_step(store, step)
+            reply = perform(step)
         except BrokerError as failed:
             error = failed
+
+
+def drive(store: Store, flow: Flow[T]) -> T:
+    """Runs a flow that only reads and writes; one try for each step."""
+    return run(flow, lambda step: run_step(store, step))
 
 
 def in_batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
