@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from broker.store import Store
-from tests.support.commands import headrace, one_line, read_until, started, until
+from tests.support.commands import Folder, headrace, one_line, read_until, started, until
 from tests.support.endpoints import SimulatedEndpoint, simulated_endpoints
 from workers.simulate.answers import answer_text
 
@@ -27,20 +26,10 @@ LONG = json.dumps({"model": "m", "messages": [{"role": "user", "content": "why? 
 
 
 @dataclass
-class Place:
+class Place(Folder):
     """A folder with a configuration, its endpoints, and workers that serve it."""
 
-    folder: Path
     samples: list[SimulatedEndpoint]
-
-    def run(self, *words: object, code: int = 0, text: str = "") -> str:
-        done = headrace(*words, "-c", "headrace.yaml", cwd=self.folder, text=text)
-        assert "Traceback" not in done.stderr
-        assert done.returncode == code, done.stderr
-        return done.stdout
-
-    def json(self, *words: object, code: int = 0) -> Any:
-        return json.loads(self.run(*words, "--json", code=code))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.commands import COMMAND, environment, headrace, one_line, read_until, started, until
+from tests.support.commands import COMMAND, Folder, environment, headrace, one_line, read_until, started, until
 from tests.support.endpoints import SimulatedEndpoint, simulated_endpoints
 
 pytestmark = pytest.mark.e2e
@@ -30,10 +30,9 @@ CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "why?"
 
 
 @dataclass
-class Place:
+class Place(Folder):
     """A folder with a configuration and its endpoints."""
 
-    folder: Path
     samples: list[SimulatedEndpoint]
     config: dict[str, Any]
 
@@ -43,15 +42,6 @@ class Place:
 
     def write(self) -> None:
         self.file.write_text(yaml.safe_dump(self.config))
-
-    def run(self, *words: object, code: int = 0) -> str:
-        done = headrace(*words, "-c", "headrace.yaml", cwd=self.folder)
-        assert "Traceback" not in done.stderr
-        assert done.returncode == code, done.stderr
-        return done.stdout
-
-    def json(self, *words: object, code: int = 0) -> Any:
-        return json.loads(self.run(*words, "--json", code=code))
 
 
 @pytest.fixture

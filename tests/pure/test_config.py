@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,10 @@ from broker.config import (
 )
 from broker.errors import ConfigError
 from broker.task import Request
+from tests.pure.conftest import Write
 
-Write = Callable[[str], Path]
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "config" / "headrace.example.yaml"
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write_file(text: str) -> Path:
-        path = tmp_path / "headrace.yaml"
-        path.write_text(text)
-        return path
-
-    return write_file
 
 
 FULL = """\

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,10 @@ from hypothesis import strategies as st
 
 from broker.config import Config, load_config
 from broker.errors import ConfigError
+from tests.pure.conftest import Write
 
-Write = Callable[[str], Path]
 Expected = list[tuple[int | None, str | None, str]]
 EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "headrace.example.yaml"
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write_file(text: str) -> Path:
-        path = tmp_path / "headrace.yaml"
-        path.write_text(text)
-        return path
-
-    return write_file
 
 
 HEAD = "pools:\n  llm:\n    endpoints:\n"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-P", "-m", "broker.cli")
-PATIENCE_S = 50.0
+PATIENCE_S = 60.0
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -35,6 +36,23 @@ def headrace(
         [*COMMAND, *map(str, words)],
         cwd=cwd, input=text, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(**(env or {})),
     )  # fmt: skip
+
+
+@dataclass
+class Folder:
+    """A folder with a configuration, headrace.yaml."""
+
+    folder: Path
+
+    def run(self, *words: object, code: int = 0, text: str = "") -> str:
+        """One command to its end; what it said on its standard output."""
+        done = headrace(*words, "-c", "headrace.yaml", cwd=self.folder, text=text)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    def json(self, *words: object, code: int = 0) -> Any:
+        return json.loads(self.run(*words, "--json", code=code))
 
 
 @contextmanager
@@ -71,7 +89,7 @@ def read_until(process: subprocess.Popen[str], part: str) -> None:
 
 
 def until(happened: Callable[[], T], what: str, patience: float = PATIENCE_S) -> T:
-    """Looks until it is true, and returns it."""
+    """Looks until `happened()` is true, and returns what it gave."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         if found := happened():

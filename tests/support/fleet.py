@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -21,21 +20,14 @@ import yaml
 
 from broker.config import load_config
 from broker.store import Store
+from tests.support import commands
+from tests.support.commands import PATIENCE_S
+from tests.support.commands import ROOT as ROOT
 from workers.layout import Selection, layout
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
 P = ParamSpec("P")
 
-
-def until(happened: Any, what: str, patience: float = PATIENCE_S) -> Any:
-    """Looks until `happened()` is true, and returns what it gave. The only wait there is in these tests."""
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        if found := happened():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {patience:.0f} s: {what}")
+until: Callable[..., Any] = commands.until  # mypy cannot infer a lambda that has defaults
 
 
 def pool_config(urls: Sequence[str], **more: Any) -> dict[str, Any]:
