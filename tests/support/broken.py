@@ -13,8 +13,8 @@ def _break() -> None:
     def finish(*_: object) -> NoReturn:
         raise RuntimeError("broken on purpose")
 
-    Worker._finish = finish  # type: ignore[method-assign]
-    Worker._failed = finish  # type: ignore[method-assign]
+    Worker._finish = finish  # type: ignore[assignment, method-assign]
+    Worker._failed = finish  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":
