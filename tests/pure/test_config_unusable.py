@@ -90,6 +90,13 @@ def test_the_environment(environ: Mapping[str, str]) -> None:
         assert problem.file in (environ.get("HEADRACE_CONFIG"), *(f"environment {name}" for name in environ))
 
 
+@pytest.mark.parametrize("url", ["redis://\udcff:1/0", "redis://u:\udcff\udcfe@127.0.0.1:1/0", "redis://a..b:80"])
+def test_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--redis", url]) == 3
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("headrace: command line: redis.url: has ")
+
+
 @pytest.mark.parametrize(
     ("host", "usable"),
     [

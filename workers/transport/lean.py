@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import re
 import ssl
+from functools import lru_cache
 from typing import Final
+from urllib.parse import urlsplit
 
 from workers.errors import AttemptFailed
 from workers.transport.answers import check_whole
@@ -44,6 +46,7 @@ class LeanTransport(abc.ABC):
         self._lanes = Lanes(slots, idle_discard)
 
     async def send(self, call: Call) -> Answer:
+        _check_host(call.url)
         with Watch(call.timeouts) as watch:
             kept = await self._lanes.enter()
             reusable = False
@@ -71,6 +74,27 @@ class LeanTransport(abc.ABC):
 
     @abc.abstractmethod
     async def aclose(self) -> None: ...
+
+
+def ascii_host(name: str) -> str:
+    """As resolvers are asked for it. A name that cannot exist is the fault of the endpoint's address, not the task's.
+
+    Raises AttemptFailed `connect`.
+    """
+    try:
+        return name.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise AttemptFailed("connect", "its host is no name that can exist; correct the endpoint's url") from None
+
+
+@lru_cache(maxsize=1024)
+def _check_host(url: str) -> None:
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return  # each library says what is wrong with it
+    if ":" not in name:
+        ascii_host(name)
 
 
 def headers_of(call: Call) -> list[tuple[str, str]]:

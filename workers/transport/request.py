@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from workers.errors import AttemptFailed
-from workers.transport.lean import OURS, USER_AGENT, body_of
+from workers.transport.lean import OURS, USER_AGENT, ascii_host, body_of
 from workers.transport.types import Call
 
 _URL: Final = re.compile(
@@ -35,10 +35,7 @@ def begin(method: str, url: str) -> tuple[Origin, str]:
     if not _TOKEN.fullmatch(method) or method == "CONNECT":
         raise AttemptFailed("task_error", f"not a method: {method!r}")
     tls = found["scheme"].lower() == "https"
-    try:
-        host = found["six"] or found["name"].encode("idna").decode("ascii")
-    except UnicodeError:
-        raise AttemptFailed("task_error", "not a URL: no such name can exist") from None
+    host = found["six"] or ascii_host(found["name"])
     usual = 443 if tls else 80
     port = int(found["port"] or usual)
     shown = (f"[{host}]" if found["six"] else host) + ("" if port == usual else f":{port}")
