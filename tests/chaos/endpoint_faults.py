@@ -25,10 +25,11 @@ def bad_endpoint(world: World, budget: int) -> None:
         endpoint = world.endpoints[number]
         mode = MODES[at % len(MODES)]
         began = time.time()
-        endpoint.control(mode=mode, status=world.rng.choice([500, 502, 503, 429]), fail_rate=world.rng.choice([0.3, 1]))
+        status, again = world.rng.choice([500, 502, 503, 429]), world.rng.choice([0, 0.001])
+        endpoint.control(mode=mode, status=status, retry_after=again, fail_rate=world.rng.choice([0.3, 1]))
         world.pause(0.3, 1.0)
         held = _on(world, number)
-        endpoint.control(mode="ok")
+        endpoint.control(mode="ok", retry_after=0)
         world.fault(f"endpoint: {mode}", held, reruns=False, since=began, endpoint=f"e{number}", mode=mode)
     world.flowing()
 
