@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from broker import core
 from broker.deadletters import DeadLetter, Filter, Page, Redriven, dead_count, dead_list, purge, redrive
 from broker.explain import Explanation, Reason, task_explain
+from broker.fields import as_text
 from broker.flows import drive
 from broker.inspect import EndpointStatus, Plainly, PoolStatus, pools, status
 from broker.task import check_task_id
@@ -69,7 +70,7 @@ def cancel(store: Store, ids: Iterable[str]) -> CancelCount:
         if origin is None:
             unknown += 1
         else:
-            by_pool.setdefault(origin.decode(), []).append(task_id)
+            by_pool.setdefault(as_text(origin), []).append(task_id)
     canceled = settled = 0
     for pool, named in by_pool.items():
         limits = drive(store, core.pool_limits(store.keys, pool))

@@ -23,7 +23,7 @@ from broker.errors import (
     TaskFailed,
     UnknownTask,
 )
-from broker.fields import as_headers, as_number, as_object, as_status
+from broker.fields import as_headers, as_number, as_object, as_status, as_text
 from broker.flows import Await, Call, Flow, Plain, in_batches
 from broker.inspect import pool_names, why_down
 from broker.keys import Keys
@@ -125,7 +125,7 @@ def read_status(keys: Keys, task_id: str) -> Flow[str]:
     if values[0] is None:
         raise unknown(task_id)
     result = read_result(task_id, values)
-    return result.outcome if result else str(values[0].decode())
+    return result.outcome if result else as_text(values[0])
 
 
 def wait_for_result(

@@ -34,6 +34,17 @@ PASSING = ("BUSY", "NOREPLICAS", "UNKILLABLE")
 IN_CLUSTER = "it is a node of a Redis Cluster; use redis+cluster://host:port and RQ_KEY_PREFIX={headrace}"
 UVLOOP_CLOSED = "the handler is closed"  # a RuntimeError of uvloop, for what is written to a connection that was reset
 
+# What a read gives of a key that is not there. A key of another type, which a stranger must have put there, reads the
+# same: one mangled key must not fail the page, the pool and the scrape that it is looked at in.
+NOTHING: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    **dict.fromkeys(("GET", "HGET", "LINDEX", "LPOS", "ZSCORE"), lambda _: None),
+    **dict.fromkeys(("HKEYS", "LRANGE", "XREVRANGE", "ZRANGE"), lambda _: []),
+    **dict.fromkeys(("LLEN", "ZCARD", "ZCOUNT"), lambda _: 0),
+    "HGETALL": lambda _: {},
+    "HMGET": lambda command: [None] * (len(command) - 2),
+    "SMEMBERS": lambda _: set(),
+}
+
 CONNECTION_ERRORS = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
@@ -91,12 +102,20 @@ def _unknown(replies: Sequence[Any]) -> list[int]:
 
 
 def _as_redis_py(client: Any, commands: Sequence[tuple[Any, ...]], replies: Sequence[Any]) -> list[Any]:
-    """Replies of plain commands as its methods give them: INFO and HGETALL are dicts, SMEMBERS a set ..."""
+    """Replies of plain commands as its methods give them: INFO and HGETALL are dicts, SMEMBERS a set ...
+
+    Raises the first error among them, unless all it says is that there is nothing to read.
+    """
     callbacks: Mapping[str, Callable[[Any], Any]] = client.response_callbacks
-    return [
-        callbacks[command[0]](reply) if command[0] in callbacks else reply
-        for command, reply in zip(commands, replies, strict=True)
-    ]
+    found: list[Any] = []
+    for command, reply in zip(commands, replies, strict=True):
+        if isinstance(reply, Exception):
+            if command[0] not in NOTHING or not str(reply).startswith("WRONGTYPE"):
+                raise reply
+            found.append(NOTHING[command[0]](command))
+        else:
+            found.append(callbacks[command[0]](reply) if command[0] in callbacks else reply)
+    return found
 
 
 def _reply(client: redis.Redis, *words: Any) -> str:
@@ -159,16 +178,13 @@ class Store:
             raise translate(error, self.url) from error
 
     def pipelined(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Plain commands in one round trip."""
+        """Plain commands in one round trip. A key of another type than a command reads is as one that is not there."""
         if not commands:
             return []
         try:
-            replies = self._links.exchange(commands)
+            return _as_redis_py(self.redis, commands, self._links.exchange(commands))
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
-        if failed := _first_error(replies):
-            raise translate(failed, self.url) from failed
-        return _as_redis_py(self.redis, commands, replies)
 
     def rehearse(self, commands: Sequence[tuple[Any, ...]]) -> list[str] | None:
         """For each command, why the server would not let this user run it; "" if it would. None runs.
@@ -287,20 +303,22 @@ class AsyncStore:
             future.exception()  # seen, so that asyncio does not report an abandoned call
 
     async def pipelined(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Plain commands in one round trip."""
+        """As `Store.pipelined`."""
         if not commands:
             return []
         replies = await self._guarded(self._links.exchange(commands))
-        if failed := _first_error(replies):
-            raise translate(failed, self.url) from failed
-        return _as_redis_py(self.redis, commands, replies)
+        try:
+            return _as_redis_py(self.redis, commands, replies)
+        except redis.exceptions.RedisError as error:
+            raise translate(error, self.url) from error
 
     async def blocking(self, *command: Any) -> Any:
         """One command that blocks on the server, on a connection of its own that is dropped when this is canceled."""
-        (reply,) = await self._translated(self._links.exchange([command]))
-        if isinstance(reply, Exception):
-            raise translate(reply, self.url) from reply
-        return _as_redis_py(self.redis, [command], [reply])[0]
+        replies = await self._translated(self._links.exchange([command]))
+        try:
+            return _as_redis_py(self.redis, [command], replies)[0]
+        except redis.exceptions.RedisError as error:
+            raise translate(error, self.url) from error
 
     async def settle(self) -> None:
         """Waits for what canceled calls still have under way, a second at most."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED: Final = 10_000  # list entries looked at to find a task's place
 MOST_PAYLOAD: Final = 512 << 20
+NO_KEY: Final = -2  # what PTTL says of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ def task_show(store: Store, task_id: str, *, payload: bool = False) -> TaskView:
 
 def task_view(keys: Keys, task_id: str, *, payload: bool) -> Flow[TaskView]:
     record, ttl = yield Plain([("HGETALL", keys.job(task_id)), ("PTTL", keys.job(task_id))])
+    if not record and ttl != NO_KEY:
+        key = keys.job(task_id)
+        raise UnknownTask(f"task {task_id}: what Redis has under its name is no task any more; delete {key}")
     if not record:
         raise UnknownTask(f"task {task_id}: not in Redis; it never was, or its outcome has expired (queue.result_ttl)")
     raw = {as_text(name): value for name, value in record.items()}

@@ -10,6 +10,7 @@ from broker import admin
 from broker.cli import screen
 from broker.cli.inspect import pools_of, print_task, store_of
 from broker.errors import UnknownTask, UsageError
+from broker.fields import as_text
 from broker.store import Store
 from broker.task import check_task_id
 
@@ -90,7 +91,7 @@ def _chosen(store: Store, args: argparse.Namespace) -> list[tuple[str, list[str]
     for task_id, origin in zip(ids, origins, strict=True):
         if origin is None:
             raise UnknownTask(f"task {task_id}: not in Redis; nothing was changed; see `headrace dead list`")
-        by_pool.setdefault(origin.decode(), []).append(task_id)
+        by_pool.setdefault(as_text(origin), []).append(task_id)
     return [(pool, by_pool[pool]) for pool in by_pool]
 
 

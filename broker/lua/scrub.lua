@@ -8,7 +8,8 @@
 -- any -> dead:        a task whose work is gone ("unreadable")
 -- no change of state: entries of no waiting task ("ghost") and doubled ones ("double"), a list outside the index ("list"),
 --                     deadlines ("deadline"), mirrors of leases that are no more ("wip"), what an RQ reader wrote of a
---                     task that had its outcome ("restated")
+--                     task that had its outcome ("restated"), what registries of outcomes name and is no task any more
+--                     ("gone")
 -- needs: ready, outcome, select
 
 local now = server_ms()
@@ -164,8 +165,35 @@ local function check_page(variant, from)
   return #entries == ENTRIES_A_CALL and from + left or nil
 end
 
+-- A page of a registry of outcomes: ids whose hash was deleted or became another type. A hash expires with its entry, so
+-- what is about to go by itself is left alone.
+local function check_registry(key, from)
+  local entries = call('ZRANGE', key, from, from + ENTRIES_A_CALL - 1, 'WITHSCORES')
+  local seen, soon = #entries / 2, (now + 1000) / 1000
+  local left = seen
+  for at = 1, #entries, 2 do
+    local id, score = entries[at], entries[at + 1]
+    if call('TYPE', job_key(id)).ok ~= 'hash' and (score == 'inf' or tonumber(score) > soon) then
+      call('ZREM', key, id)
+      repaired('gone')
+      left = left - 1
+    end
+  end
+  return seen == ENTRIES_A_CALL and from + left or nil
+end
+
+-- cursor: "outcomes <which> <entries looked at>", after the lists
+local OUTCOMES = {K_FAILED, K_CANCELED, K_FINISHED}
+local function check_outcomes(which, from)
+  local next_from = check_registry(OUTCOMES[which], from)
+  if next_from then return 'outcomes ' .. int(which) .. ' ' .. int(next_from) end
+  return which < #OUTCOMES and 'outcomes ' .. int(which + 1) .. ' 0' or ''
+end
+
 -- cursor: "<variant> <entries looked at>"
 local function check_lists()
+  local which, at = string.match(lists_at, '^outcomes (%d) (%d+)$')
+  if which then return check_outcomes(tonumber(which), tonumber(at)) end
   local variants = call('SMEMBERS', K_LISTS)
   variants[#variants + 1] = ''
   table.sort(variants)
@@ -176,7 +204,7 @@ local function check_lists()
   for _, other in ipairs(variants) do
     if other > variant then return other .. ' 0' end
   end
-  return ''
+  return 'outcomes 1 0'
 end
 
 local function check_wip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +118,20 @@ def test_a_task_whose_work_is_gone_is_a_dead_letter(bench: Bench) -> None:
     bench.raw("HDEL", bench.store.keys.job(harmed), "data")
     assert bench.scrub()["unreadable"] == 1
     assert bench.status(harmed) == "dead"
+
+
+@pytest.mark.parametrize("registry", ["failed", "finished", "canceled"])
+def test_a_registry_of_outcomes_names_no_task_that_is_gone(bench: Bench, registry: str) -> None:
+    """Over two pages, the second of which has what is whole, too."""
+    keys = bench.store.keys
+    name, soon = keys.registry(registry, POOL), time.time() + 60
+    (whole,) = bench.tasks(1)
+    gone = [f"gone-{n:04}" for n in range(1500)]
+    bench.raw("SET", keys.job(gone[0]), "another type")
+    bench.raw("ZADD", name, *itertools.chain(*((soon, each) for each in gone)), "+inf", whole, 1.0, "expired")
+    assert bench.scrub() == {"gone": 1500}
+    assert bench.raw("ZRANGE", name, 0, -1) == [b"expired", whole.encode()]  # that one leaves by its time
+    assert bench.raw("GET", keys.job(gone[0])) == b"another type"
 
 
 @pytest.mark.parametrize("words", [("HDEL", "status"), ("HSET", "status", "confused")])

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import Broker, logs
+from broker import Broker, UnknownTask, admin, logs
 from broker.catalog import Catalog
 from broker.config import Config
 from broker.errors import HeadraceError
@@ -167,6 +167,43 @@ def test_a_mangled_task_is_shown_and_stops_nobody(
             if field not in whole:
                 store.redis.hdel(key, field)
     assert "\x1b" not in said.getvalue()
+
+
+def test_a_key_of_another_type_is_as_none_and_stops_nobody(
+    api: httpx.Client, store: Store, broker: Broker, tasks: dict[str, str]
+) -> None:
+    """Of a task: it alone is gone. Of a pool or an endpoint: what it held is unset."""
+    kept = {"dead": [tasks["dead"]], "waiting": 1}
+
+    def looked_at() -> dict[str, Any]:
+        for path in (f"/api/pools/{POOL}/stats", "/api/pools", "/metrics", f"/api/pools/{POOL}/endpoints", "/readyz"):
+            response = api.get(path)
+            assert response.status_code == 200, (path, response.text)
+        letters = admin.dead_list(store, POOL).letters
+        return {"dead": [each.id for each in letters], "waiting": admin.status(store, POOL).backlog}
+
+    assert looked_at() == kept
+    for name in sorted(store.redis.keys("*")):
+        whole, kind = cast(bytes, store.redis.dump(name)), store.redis.type(name)
+        store.redis.delete(name)
+        if kind == b"string":
+            store.redis.rpush(name, "another type")
+        else:
+            store.redis.set(name, "another type")
+        found = looked_at()
+        task = next((state for state in tasks if store.keys.job(tasks[state]).encode() == name), None)
+        if task is not None:
+            assert found["dead"] == ([] if task == "dead" else kept["dead"])
+            for path in (f"/api/tasks/{tasks[task]}", f"/api/tasks/{tasks[task]}/explain"):
+                response = api.get(path)
+                assert response.status_code == 404, (task, path, response.text)
+            with pytest.raises(UnknownTask):
+                broker.task(POOL, tasks[task]).status()
+            with pytest.raises(UnknownTask, match="delete rq:job:"):
+                admin.task_show(store, tasks[task])
+            assert admin.cancel(store, [tasks[task]]).unknown == 1
+        store.redis.delete(name)
+        store.redis.restore(name, 0, whole)
 
 
 def test_mangled_pools_and_endpoints_stop_nobody(api: httpx.Client, store: Store, tasks: dict[str, str]) -> None:
