@@ -39,8 +39,8 @@ mypy: $(READY)
 imports: $(READY)
 	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said"; exit 1; }
 
-bench: $(READY) ## speed against rq, dispatch latency, 1,000 in flight (ratios of one run; minutes)
-	@$(BIN)/headrace bench
+bench: $(READY) ## all measurements against all peers, half an hour (ARGS='--small', ARGS='--repeats 1 drain'; ARGS=--help)
+	@$(BIN)/headrace bench $(ARGS)
 
 chaos: $(READY) ## inject FAULTS=1000 faults with SEED=1 and check that nothing is lost (ARGS='--only kill-one')
 	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),1000) --seed $(or $(SEED),1) $(ARGS)

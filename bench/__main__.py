@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import NoReturn, get_args
 
+from bench import interrupt
 from bench.endpoints import fast_name
 from bench.lab import Lab, Options, machine
 from bench.measures import NAMES
@@ -20,23 +22,38 @@ from bench.report import Section, render, write
 from bench.servers import server
 from broker import __version__
 from broker.errors import HeadraceError
+from workers.transport import TransportName, make_transport
 
+TRANSPORTS = get_args(TransportName)
 DOCUMENT = ROOT / "docs" / "performance.md"
 SMALL_TASKS = 300
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BenchError(f"{message} (see python -m bench --help)")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
+    return int(text)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m bench", description=__doc__, allow_abbrev=False)
     parser.add_argument("words", nargs="*", metavar="NAME", help=f"which of {', '.join(NAMES)}; all if none is named")
-    parser.add_argument("--tasks", type=int, help="for headrace to drain, others get their share (20000)")
-    parser.add_argument("--repeats", type=int, help="of which the median counts (5)")
+    parser.add_argument("--tasks", type=_count, metavar="N", help="for headrace to drain, others get a share (20000)")
+    parser.add_argument("--repeats", type=_count, metavar="N", help="of which the median counts (5)")
     parser.add_argument("--small", action="store_true", help="small numbers, one round: does it run at all?")
     parser.add_argument("--full", action="store_true", help="more tasks in some, a backlog of a million (3 GB)")
     parser.add_argument("--peers", default="all", help="`all` that are installed, `none`, or names: rq,saq")
     parser.add_argument("--server", default="bundled", help="`bundled` Valkey, `redis` (redis-server), or a program")
     parser.add_argument("--aof", action="store_true", help="append-only file on, everysec, for everything")
-    parser.add_argument("--transport", default="auto", help="headrace's, and the bare client's")
-    parser.add_argument("--write", action="store_true", help="also into docs/performance.md")
+    parser.add_argument("--transport", default="auto", help=f"one of {', '.join(TRANSPORTS)}, for the bare client too")
+    parser.add_argument("--write", action="store_true", help="also into docs/performance.md: a whole run only")
     return parser
 
 
@@ -48,6 +65,16 @@ def _options(args: argparse.Namespace) -> Options:
     for name in args.words:
         if name not in NAMES:
             raise BenchError(f"{name}: there are {', '.join(NAMES)}")
+    if args.transport not in TRANSPORTS:
+        raise BenchError(f"--transport {args.transport}: there are {', '.join(TRANSPORTS)}")
+    try:
+        make_transport(args.transport, slots=1)
+    except ImportError as error:
+        raise BenchError(f"--transport {args.transport}: {error}; install it, or take another") from None
+    parts = {"--small": args.small, "measurements by name": args.words, "--peers": set(peers) != set(PEERS)}
+    part = next((name for name, given in parts.items() if given), "")
+    if args.write and part:
+        raise BenchError(f"--write with {part}: the document holds one whole run; leave one of the two out")
     return Options(
         tasks=args.tasks or (SMALL_TASKS if args.small else 20_000),
         repeats=args.repeats or (1 if args.small else 5),
@@ -94,13 +121,19 @@ def _measure(lab: Lab, names: Sequence[str]) -> list[Section]:
     return sections
 
 
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0, or 1 if something could not be measured. A missed goal is no failure: it is said in the table."""
-    args = _parser().parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     try:
+        args = _parser().parse_args(argv)
         options = _options(args)
-        with server(args.server, folder, args.aof) as running:
+        interrupt.arm()
+        with _folder() as folder, server(args.server, folder, args.aof) as running:
             lab = Lab(options, running, folder, _say, args.server)
             sections = _measure(lab, args.words)
             about = _about(lab)
@@ -110,8 +143,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("bench: interrupted")
         return 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print(render(sections, about, markdown=False))
     if args.write:
         write(DOCUMENT, render(sections, about, markdown=True))

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from bench.interrupt import deferred
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,15 +66,17 @@ def running(
     role: str, words: Sequence[str], log: Path, more: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A command that runs as long as the block, in a session of its own; what it says goes to `log`."""
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            pinned(role, words), cwd=ROOT, env=environment(more), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with deferred(), log.open("ab") as out:
+            process = subprocess.Popen(
+                pinned(role, words), cwd=ROOT, env=environment(more), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
         yield process
     finally:
-        end(process)
+        if process is not None:
+            end(process)
 
 
 def end(process: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM) -> None:

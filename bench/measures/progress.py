@@ -31,8 +31,13 @@ def watch(count: Callable[[], int], end: int, handle: Handle, pause: float = 0.0
 
 
 def rate(samples: Sequence[Sample], first: float = 0.1, last: float = 1.0) -> float:
-    """Counts a second between two shares of the whole: the start is the process's, not the queue's."""
+    """Counts a second between two shares of the whole: the start is the process's, not the queue's.
+
+    Raises BenchError if nothing rose.
+    """
     start, end = samples[0][1], samples[-1][1]
+    if end <= start:
+        raise BenchError("it was over before it was looked at: give it more --tasks")
     low, high = start + first * (end - start), start + last * (end - start)
     a = next(sample for sample in samples if sample[1] >= low and sample[1] > start)
     b = next(sample for sample in samples if sample[1] >= high)

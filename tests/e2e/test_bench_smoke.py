@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from bench.job import PAYLOAD_BYTES, encode, payload
 from bench.measures import NAMES
 from bench.measures.progress import rate
+from bench.processes import command_of, until
 from bench.report import BEGIN, END, Goal, Section, number, render, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def headrace(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "broker.cli", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def processes() -> list[int]:
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
 
 
 @pytest.mark.e2e
@@ -45,11 +56,58 @@ def test_every_measurement_runs() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("words", [("nonsense",), ("--peers", "nobody"), ("--server", os.devnull, "startup")])
+@pytest.mark.parametrize("words", [
+    ("nonsense",), ("--nonsense",), ("--peers", "nobody"), ("--server", os.devnull, "startup"), ("--tasks", "-5"),
+    ("--tasks", "0"), ("--repeats", "-1", "--small", "startup"), ("--transport", "nope"),
+    ("--write", "--small"), ("--write", "startup"), ("--write", "--peers", "rq"),
+])  # fmt: skip
 def test_words_it_does_not_know_are_one_line(words: tuple[str, ...]) -> None:
     ran = bench(*words)
     assert ran.returncode == 2
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
+    assert ran.stderr.startswith("bench: ")
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["bench", "broker.cli"])
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, module: str, number: signal.Signals) -> None:
+    def left() -> list[int]:
+        return [pid for pid in processes() if str(tmp_path) in command_of(pid)]
+
+    words = [*(["bench"] if module == "broker.cli" else []), "--small", "--tasks", "20000", "--peers", "none", "drain"]
+    ran = subprocess.Popen(
+        [sys.executable, "-m", module, *words], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert ran.stdout is not None
+        for line in ran.stdout:
+            if line.startswith("drain ..."):
+                break
+        assert until(left, "its server runs")
+        os.killpg(ran.pid, number)
+        said, _ = ran.communicate(timeout=60)
+        assert ran.returncode == 130, said
+        assert said.splitlines() == ["bench: interrupted"]
+        assert left() == []
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        ran.kill()
+        ran.wait()
+        for pid in left():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.e2e
+def test_the_command_passes_all_words_on() -> None:
+    ran = headrace("bench", "--help")
+    assert "python -m bench" in ran.stdout
+    assert "--transport" in ran.stdout
+    ran = headrace("bench", "--small", "--nonsense")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "bench: unrecognized arguments: --nonsense (see python -m bench --help)\n"
 
 
 def test_payloads_are_equally_long_and_differ() -> None:
