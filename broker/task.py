@@ -28,9 +28,12 @@ ALLOWED_HEADERS = frozenset(
     "correlation-id traceparent tracestate baggage openai-beta openai-organization openai-project anthropic-beta "
     "anthropic-version".split()
 )
+# CGI, WSGI and PHP take `_` (and some servers `.`) in a name for `-`: only letters, digits and `-` may stand in one.
+_FREE = re.compile("x-[a-z0-9-]+")
 _OBEYED = re.compile(
-    "x-(?:forwarded|original|rewrite|real-ip|client-ip|cluster|host|http-|method|accel|sendfile|auth|api-key|amz-|ms-|"
-    "goog-|csrf|xsrf|access-|secret|token|signature$|timestamp$|task-attempt$).*"
+    "x-(?:forwarded|original|rewrite|real-ip|client-|cluster|host|http-|method|accel|sendfile|auth|api-|amz|aws-|ms-|"
+    "goog-|csrf|xsrf|access-|remote-|scheme|url-|envoy-|middleware-|proxy|ssl-|tls-|webauth-|consumer-|idempotency-|"
+    "signature$|timestamp$|task-attempt$).*|x-.*(?:secret|token|passw|credential|cookie|jwt|apikey|api-key|auth).*"
 )
 
 # Headers that neither a task nor a configured endpoint may set: they belong to the connection, the endpoint's own
@@ -136,7 +139,7 @@ def check_path(path: object) -> str:
 
 def task_may_set(name: str) -> bool:
     """Whether a header, its name in lower case, may come with a task."""
-    return name in ALLOWED_HEADERS or (name.startswith("x-") and not _OBEYED.fullmatch(name))
+    return name in ALLOWED_HEADERS or (_FREE.fullmatch(name) is not None and not _OBEYED.fullmatch(name))
 
 
 def check_headers(headers: object) -> dict[str, str]:
@@ -153,7 +156,7 @@ def check_headers(headers: object) -> dict[str, str]:
         if not task_may_set(lowered):
             raise InvalidTask(
                 f"header {shortened(name)!r}: a task may not set it; it may set {', '.join(sorted(ALLOWED_HEADERS))} "
-                "and most of x-...; the rest belongs to the endpoint (its `headers`) or the connection"
+                "and most of x-... (letters, digits, '-'); the rest is the endpoint's (its `headers`) or connection's"
             )
         if lowered in checked:
             raise InvalidTask(f"header {shortened(name)!r}: given twice")
