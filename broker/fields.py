@@ -6,11 +6,11 @@ Anybody who may write to Redis may have mangled a hash; a reader must show the r
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 MOST_DIGITS: Final = 20
+MOST_MS: Final = 253_402_300_799_000  # the end of the year 9999: what is later is no time
 
 
 def as_text(value: Any) -> str:
@@ -46,7 +46,7 @@ def as_seconds(text: str | bytes | None) -> float | None:
         number = float(text) if text else 0.0
     except ValueError:
         return None
-    return number / 1000 if number and math.isfinite(number) else None
+    return number / 1000 if 0 < number <= MOST_MS else None  # NaN is not
 
 
 def as_object(text: str | bytes | None) -> dict[str, Any]:
@@ -62,6 +62,12 @@ def as_number(value: Any) -> float | None:
     """A number out of JSON; None for anything else."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return value if plain and abs(value) < 1e15 else None  # NaN is not
+
+
+def as_moment(value: Any) -> float | None:
+    """Unix seconds out of JSON; None for anything that is no time."""
+    number = as_number(value)
+    return number if number is not None and 0 < number * 1000 <= MOST_MS else None
 
 
 def as_status(value: Any) -> int | None:

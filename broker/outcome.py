@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from broker.fields import as_count, as_headers, as_number, as_object, as_seconds, as_status
+from broker.fields import as_count, as_headers, as_moment, as_object, as_seconds, as_status
 from broker.task import Outcome, Result
 
 # Fields of rq:job:<id> that make a Result, in the order HMGET asks for them.
@@ -56,6 +56,6 @@ def read_result(task_id: str, values: Sequence[Any]) -> Result | None:
         attempts=as_count(tries),
         reason=_text(why),
         enqueued_at=_seconds(born),
-        started_at=as_number(told.get("started")) or 0.0,
+        started_at=as_moment(told.get("started")) or 0.0,
         ended_at=_seconds(ended),
     )

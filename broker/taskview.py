@@ -13,6 +13,7 @@ from broker.fields import (
     as_fields,
     as_int,
     as_list,
+    as_moment,
     as_number,
     as_object,
     as_seconds,
@@ -168,6 +169,7 @@ def read_history(text: str) -> tuple[Attempt, ...]:
     for told in map(as_object, text.splitlines()):
         if told:
             ended = as_number(told["at"]) if "at" in told else None
+            at = told.get("ended") if ended is None else ended / 1000
             found.append(
                 Attempt(
                     number=_whole(told.get("attempt")),
@@ -175,8 +177,8 @@ def read_history(text: str) -> tuple[Attempt, ...]:
                     kind=str(told.get("kind", "")),
                     status_code=as_status(told.get("status")),
                     error=str(told.get("error", "")),
-                    started_at=as_number(told.get("started")),
-                    ended_at=as_number(told.get("ended")) if ended is None else ended / 1000,
+                    started_at=as_moment(told.get("started")),
+                    ended_at=as_moment(at),
                 )
             )
     return tuple(found)

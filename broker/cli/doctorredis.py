@@ -14,6 +14,7 @@ from broker.cli.serve import is_loopback
 from broker.cli.settings import redis_of
 from broker.config import Config
 from broker.errors import BrokerError, HeadraceError
+from broker.fields import as_count
 from broker.rights import needed
 from broker.store import Store, unsuitable
 
@@ -58,7 +59,7 @@ def _judge_server(shown: str, info: dict[str, Any]) -> Iterator[Finding]:
     elif info.get("aof_last_write_status", "ok") != "ok":
         text = f"{shown} cannot write its append-only file: tasks are refused; free disk space where it keeps it"
         yield Finding("warning", "persistence", text)
-    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    limit, used = (as_count(str(info.get(name, 0))) for name in ("maxmemory", "used_memory"))
     if limit and (used > 0.8 * limit or limit - used < LITTLE_MEMORY):
         text = f"{used >> 20} of {limit >> 20} MiB used: enqueue is refused when full; raise maxmemory"
         yield Finding("warning", "memory", text)
