@@ -278,7 +278,7 @@ class Scripts(AdminScripts):
         return self._command("expire", pool, [in_ms(result_ttl)], int)
 
     def cancel(self, pool: str, ids: Sequence[str], *, result_ttl: float) -> Command[list[str]]:
-        """A word a task: canceled, running (canceled; its attempt is told), settled or unknown."""
+        """A word a task: canceled, running (canceled; its attempt is told), settled, stock (RQ runs it) or unknown."""
         return self._command("cancel", pool, [in_ms(result_ttl), len(ids), *ids], as_words)
 
     def watch(self, pool: str, reply: str, ids: Sequence[str]) -> Command[list[str]]:

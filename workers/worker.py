@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -18,14 +19,14 @@ from broker.scripts import Claimed, DeadLetter, Finish, Release, Retry
 from broker.task import MOST_ATTEMPTS, Work
 from workers import retry
 from workers.adapters import Adapter, make_adapter
-from workers.errors import AttemptFailed
+from workers.errors import DEFAULT_PAUSE_S, AttemptFailed
 from workers.transport.types import Answer, Call, Transport
 
 Settlement = Finish | Retry | Release | DeadLetter
 
 RESULT_SHARE: Final = 0.7  # of the result limit that the kept body of a failed answer may have
 MIN_ATTEMPT_S: Final = 0.001
-BREATH_S: Final = 0.05  # after a 429 without Retry-After, of an endpoint whose slots adapt
+BREATH_S: Final = 0.05  # after a 429 without Retry-After, of an endpoint whose slots adapt, and which answers others
 
 log = logging.getLogger("headrace.worker")
 
@@ -48,6 +49,7 @@ class Worker:
         self.adapter: Adapter = make_adapter(endpoint, pool, clock=wall)
         self._rng = rng or random.Random()
         self._wall = wall
+        self._answered = -math.inf  # when it last answered well here, by the monotonic clock
 
     async def run(self, claimed: Claimed) -> Settlement:
         """One attempt, from claimed task to settlement. Canceled, it raises CancelledError: the caller releases."""
@@ -88,6 +90,7 @@ class Worker:
             raise self.adapter.blame(work, failure) from None
 
     def _finish(self, claimed: Claimed, answer: Answer, serializer: str) -> Finish:
+        self._answered = time.monotonic()
         value = ""
         if claimed.plain:
             result = plain_result(
@@ -105,7 +108,7 @@ class Worker:
         decision = retry.decide(self.pool.retry, failure, attempt, most, left, self._rng)
         if isinstance(decision, retry.Release):
             pause = decision.pause_s
-            if failure.retry_after is None and self.endpoint.max_concurrent == "auto":
+            if failure.retry_after is None and self.endpoint.max_concurrent == "auto" and self._serves():
                 pause = BREATH_S  # it is given fewer slots instead
             log.debug("task %s: %s asks for %.2f s of rest", claimed.lease.id, self.endpoint.id, pause)
             return Release(claimed.lease, pause)
@@ -116,6 +119,9 @@ class Worker:
         history = self._history(claimed, failure, now, round(decision.delay_s, 3))
         verdict, pause = failure.rule.breaker, decision.pause_s
         return Retry(claimed.lease, decision.delay_s, verdict, str(failure), history, pause=pause)
+
+    def _serves(self) -> bool:
+        return time.monotonic() - self._answered < DEFAULT_PAUSE_S
 
     def _give_up(self, claimed: Claimed, failure: AttemptFailed, reason: str, now: float) -> DeadLetter:
         log.error("task %s: given up on %s: %s", claimed.lease.id, self.endpoint.id, reason)

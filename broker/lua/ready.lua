@@ -18,6 +18,7 @@ end
 -- was only beside the poison is not beside it again. A turn ends with the attempt; in a list it lasts a minute, as what
 -- nobody can take must not hold up the others.
 local SUSPECT_WAITS = 60000
+local NEXT_LOOKS, OTHERS_LOOK = 200, 2000 -- ms: the first of those who wait asks often, so that a turn begins soon
 
 local function takes_turn(id, now)
   local other, at = string.match(call('HGET', K_POOL, 'suspect') or '', '^(%S+) (%d+)$')
@@ -33,12 +34,15 @@ end
 -- turn it is goes to the head, so that its turn does not last as long as the list.
 local function promote_due(now)
   local due = call('ZRANGEBYSCORE', K_SCHEDULED, '-inf', seconds(now), 'LIMIT', 0, 100)
+  local again = NEXT_LOOKS
   for _, id in ipairs(due) do
     call('ZREM', K_SCHEDULED, id)
     local task = fields_of(id, 'status', 'x_sus')
     local suspect = task[2] and true or false
     if task[1] == 'scheduled' then
-      if suspect and not takes_turn(id, now) then schedule(id, now + 2000)
+      if suspect and not takes_turn(id, now) then
+        schedule(id, now + again)
+        again = OTHERS_LOOK
       else make_ready(id, now, suspect) end
     end
   end

@@ -265,11 +265,15 @@ def test_a_task_that_shows_a_fault_of_ours_ends_as_poison(tmp_path: Path, redis_
     assert log.count("left to the end of its lease: a fault inside headrace") == 2
 
 
-def test_an_endpoint_that_says_try_again_at_once_is_not_asked_without_end(tmp_path: Path, redis_url: str) -> None:
-    """429 and `Retry-After: 0`, for one task."""
+@pytest.mark.parametrize(("slots", "retry_after"), [(4, "0"), ("auto", "0"), ("auto", "")])
+def test_an_endpoint_that_says_try_again_is_not_asked_without_end(
+    tmp_path: Path, redis_url: str, slots: Any, retry_after: str
+) -> None:
+    """429 for one task, all the time."""
     with upstream_server() as upstream, Broker(redis_url) as broker:
-        upstream.retry_after = "0"
-        with fleet(tmp_path, redis_url, {"llm": pool_config([upstream.url], slots=4, health={"enabled": False})}, 1):
+        upstream.retry_after = retry_after
+        pool = pool_config([upstream.url], slots=slots, health={"enabled": False})
+        with fleet(tmp_path, redis_url, {"llm": pool}, 1):
             began = time.monotonic()
             task = broker.enqueue("llm", Request("POST", "/429", json={}))
             for _ in range(4):

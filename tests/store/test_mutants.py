@@ -16,7 +16,7 @@ from tests.store.conftest import Servers
 from tests.support.machine import adapting_walk, walk
 from tests.support.stores import open_edited_store
 
-RUNS = 60  # at most; most mutants die in the first few
+RUNS = 160  # at most; most mutants die in the first few
 
 
 @dataclass(frozen=True)

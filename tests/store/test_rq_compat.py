@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ import rq.results
 import rq.scheduler
 import rq.serializers
 
-from broker import rqjob
+from broker import Broker, rqjob
 from broker.errors import InvalidTask
 from broker.rqjob import Serializer, decode_data, encode_work, is_plain
 from broker.scripts import NewTask
@@ -136,6 +137,29 @@ def test_a_stock_worker_runs_a_task(connection: Any, put: Put, upstream: Upstrea
     assert headers["x-a"] == "b"
     assert headers["idempotency-key"] == task_id
     assert headers["x-task-attempt"] == "1"
+
+
+def test_what_a_stock_worker_runs_is_not_canceled(
+    connection: Any, redis_url: str, put: Put, upstream: Upstream
+) -> None:
+    task_id = put(Request("POST", "/hold"))
+    canceled: list[bool] = []
+
+    def cancel() -> None:
+        upstream.arrived.get(timeout=30)
+        with Broker(redis_url) as broker:
+            canceled.append(broker.task(POOL, task_id).cancel())
+        upstream.release.set()
+
+    canceling = threading.Thread(target=cancel)
+    canceling.start()
+    run_stock_worker(connection)
+    canceling.join()
+    assert canceled == [False]
+    assert fetch(connection, task_id).get_status() == "finished"
+    with Broker(redis_url) as broker:
+        assert broker.task(POOL, task_id).result(timeout=10).ok
+    assert not connection.exists(f"rq:canceled:{POOL}")
 
 
 def test_a_stock_worker_runs_an_npu_task(connection: Any, put: Put, upstream: Upstream) -> None:

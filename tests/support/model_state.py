@@ -136,10 +136,12 @@ class State:
 
     def _promote_due(self) -> int:
         due = sorted((at, task_id) for task_id, at in self.scheduled.items() if at <= self.now)[:100]
+        again = 200
         for task in (self.tasks[task_id] for _, task_id in due):
             del self.scheduled[task.id]
             if task.suspect and not self._takes_turn(task):
-                self._schedule(task, self.now + 2000)
+                self._schedule(task, self.now + again)
+                again = 2000
             else:
                 self._make_ready(task, front=task.suspect)
         return len(due)
