@@ -75,7 +75,8 @@ class TaskFailed(TaskError):
     outcome = "dead"
 
     def __init__(self, task_id: str, reason: str, status_code: int | None = None, body: bytes = b"") -> None:
-        super().__init__(f"task {task_id}: {self.outcome}: {reason}")
+        said = reason if reason.startswith(f"{self.outcome}:") else f"{self.outcome}: {reason}"
+        super().__init__(f"task {task_id}: {said}")
         self.task_id, self.reason, self.status_code, self.body = task_id, reason, status_code, body
 
 

@@ -106,7 +106,7 @@ def endpoint_remove(args: argparse.Namespace) -> int:
     """What runs on it finishes; then it is gone."""
 
     def work(store: Store, catalog: Catalog) -> int:
-        pool = _pool_with(store, catalog, args.id, args.pool)
+        pool = _pool_with(store, catalog, args.id, args.pool, removable=True)
         place = catalog.place(pool, args.id)
         if place and not was_added(store, pool, args.id):
             raise UsageError(f"endpoint {args.id!r} is in {place}: remove it there, or drain it")
@@ -160,14 +160,17 @@ def _one_pool(catalog: Catalog, pools: list[str]) -> str:
     return pools[0]
 
 
-def _pool_with(store: Store, catalog: Catalog, endpoint: str, named: str | None) -> str:
-    """The pool that has the endpoint. Raises UsageError."""
+def _pool_with(store: Store, catalog: Catalog, endpoint: str, named: str | None, *, removable: bool = False) -> str:
+    """The pool that has the endpoint. Raises UsageError, which proposes none but `removable` ones if so told."""
     ids: dict[str, list[str]] = {}
+    proposed: set[str] = set()
     for pool in _pools(store, catalog, named):
         for row in _rows(store, catalog, pool):
             ids.setdefault(row["id"], []).append(pool)
+            if not removable or was_added(store, pool, row["id"]):
+                proposed.add(row["id"])
     if endpoint not in ids:
-        raise UsageError(f"endpoint {endpoint!r}: no pool has it{meant(endpoint, sorted(ids))}")
+        raise UsageError(f"endpoint {endpoint!r}: no pool has it{meant(endpoint, sorted(proposed))}")
     return _one_pool(catalog, ids[endpoint])
 
 

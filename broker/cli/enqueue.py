@@ -44,7 +44,8 @@ def enqueue(args: argparse.Namespace) -> int:
         "endpoint": result.endpoint, "attempts": result.attempts, "reason": result.reason, "body": result.text,
     }  # fmt: skip
     if not result.ok:
-        say(f"task {task.id}: {result.outcome} after {screen.counted(result.attempts, 'attempt')}: {result.reason}")
+        why = result.reason.removeprefix(f"{result.outcome}: ")
+        say(f"task {task.id}: {result.outcome} after {screen.counted(result.attempts, 'attempt')}: {why}")
     if args.json or result.body:
         _print(told, result.text, args.json)
     return 0 if result.ok else 1

@@ -237,7 +237,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted)
-        errors_before = self._output.done.errors
+        errors_before = self._tally.earlier_failed = self._output.done.errors
         showing = asyncio.create_task(self._show())
         try:
             await self._clear_up()

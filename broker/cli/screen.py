@@ -81,6 +81,8 @@ def print_tally(tally: Tally, wall: float, out: TextIO) -> None:
         parts.append(f"{tally.changed} changed and not sent")
     if tally.earlier:
         parts.append(f"{tally.earlier} done earlier")
+    if tally.earlier_failed:
+        parts.append(f"of those {tally.earlier_failed} failed")
     rate = f" ({(tally.answered + tally.failed) / wall:.0f}/s)" if wall > 0.05 and tally.answered else ""
     out.write(f"{', '.join(parts)}\n")
     letters = counted(tally.dead, "dead letter")

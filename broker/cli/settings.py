@@ -90,7 +90,8 @@ def unknown_pool(config: Config, name: str) -> UsageError:
 
 def meant(word: str, known: list[str]) -> str:
     """The end of an error about an unknown word: `; did you mean 'llm'?`, or what there is."""
-    close = get_close_matches(word, known, 1)
+    begun = [name for name in known if word and name.startswith(word)]
+    close = begun if len(begun) == 1 else get_close_matches(word, known, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there is {', '.join(known)}" if known else ""

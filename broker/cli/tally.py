@@ -51,6 +51,7 @@ class Tally:
     bad        input lines that are no tasks      earlier   lines that stood in the output before this run
     changed    lines refused since the output holds an answer to another body under their custom_id
     attempts   of all outcomes                    sent      tasks put on the queue by this run
+    earlier_failed  lines of the output that carried `error` before this run; they count for the exit code
     """
 
     answered: int = 0
@@ -58,6 +59,7 @@ class Tally:
     bad: int = 0
     earlier: int = 0
     changed: int = 0
+    earlier_failed: int = 0
     attempts: int = 0
     retries: int = 0
     sent: int = 0
@@ -125,6 +127,7 @@ class Tally:
             "bad_lines": self.bad,
             "changed": self.changed,
             "earlier": self.earlier,
+            "earlier_failed": self.earlier_failed,
             "retries": self.retries,
             "dead_letters": self.dead,
             "endpoints": rows,
