@@ -116,6 +116,17 @@ def test_an_address_of_no_socket_is_a_word_and_no_exception(host: str) -> None:
     assert try_to_listen(Config(api=Api(host=host))) == "no such name can exist"
 
 
+def test_a_secret_file_that_is_none(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("x" * 65_536)
+    config = load_config(None, {"HEADRACE_API_TOKEN_FILE": str(secret)})
+    assert config.api.token is not None
+    assert len(config.api.token.reveal()) == 65_536
+    secret.write_text("x" * 65_537)
+    with pytest.raises(ConfigError, match=r"api.token_file: the file is larger than 65536 bytes; not a secret"):
+        load_config(None, {"HEADRACE_API_TOKEN_FILE": str(secret)})
+
+
 def test_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
