@@ -48,7 +48,7 @@ def _parser() -> Parser:
     parser.add_argument("--tasks", type=_count, metavar="N", help="for headrace to drain, others get a share (20000)")
     parser.add_argument("--repeats", type=_count, metavar="N", help="of which the median counts (5)")
     parser.add_argument("--small", action="store_true", help="small numbers, one round: does it run at all?")
-    parser.add_argument("--full", action="store_true", help="more tasks in some, a backlog of a million (3 GB)")
+    parser.add_argument("--full", action="store_true", help="more tasks for idle dispatch, whose tail counts")
     parser.add_argument("--peers", default="all", help="`all` that are installed, `none`, or names: rq,saq")
     parser.add_argument("--server", default="bundled", help="`bundled` Valkey, `redis` (redis-server), or a program")
     parser.add_argument("--aof", action="store_true", help="append-only file on, everysec, for everything")
@@ -110,13 +110,14 @@ def _say(text: str) -> None:
 def _measure(lab: Lab, names: Sequence[str]) -> list[Section]:
     sections = []
     for name in names or NAMES:
-        start = time.monotonic()
+        start, known = time.monotonic(), len(lab.left_out)
         _say(f"{name} ...")
         try:
             sections.append(import_module(f"bench.measures.{name}").measure(lab))
         except (BenchError, HeadraceError, OSError) as error:
             sections.append(Section(name, name, (), notes=[f"could not be measured: {error}"]))
             _say(f"{name}: {error}")
+        sections[-1].notes += [f"left out: {what}" for what in lab.left_out[known:]]
         _say(f"{name}: {time.monotonic() - start:.0f} s")
     return sections
 
@@ -144,10 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("bench: interrupted")
         return 130
     print(render(sections, about, markdown=False))
-    if args.write:
+    missing = [section.name for section in sections if not section.columns]
+    if args.write and missing:
+        _say(f"not written: {', '.join(missing)} could not be measured, and the document holds one whole run")
+    elif args.write:
         write(DOCUMENT, render(sections, about, markdown=True))
         _say(f"written: {DOCUMENT.relative_to(ROOT)}")
-    return 1 if any(not section.columns for section in sections) else 0
+    return 1 if missing or lab.left_out else 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def _calls(options: argparse.Namespace) -> list[Call]:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds in all, requests/s after the first tenth, CPU microseconds a request, seconds that each took."""
+    """Seconds in all, requests/s after the first `skip`, CPU microseconds a request, seconds that each took."""
     transport = make_transport(cast(TransportName, options.transport), slots=options.in_flight)
     calls = iter(_calls(options))
     took: list[float] = []
@@ -45,7 +45,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     await asyncio.gather(*(lane(calls) for _ in range(options.in_flight)))
     cpu = time.process_time() - cpu
     await transport.aclose()
-    first = max(1, len(took) // 10)  # those connect
+    first = options.skip or max(1, len(took) // 10)  # those connect
     warm = sorted(took[first:])
     return {
         "seconds": ended[-1] - start,
@@ -61,6 +61,7 @@ def main() -> int:
     parser.add_argument("--url", required=True)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--in-flight", type=int, default=256)
+    parser.add_argument("--skip", type=int, default=0, help="requests at the start that do not count (a tenth)")
     parser.add_argument("--transport", default="auto")
     options = parser.parse_args()
     try:

@@ -1,7 +1,8 @@
 """An endpoint in a process of its own: `python -m bench.endpoint --port P [--delay S] [--stamps]`.
 
 It answers every POST after the delay, notes when the body with `"n"` arrived (monotonic clock, ns: the same for all
-processes of a machine), and tells at GET /stats and /stamps. As lean as it can be: it must not be what is measured.
+processes of a machine) and when it was answered, and tells at GET /stats, /stamps and /answers; GET /reset begins anew.
+As lean as it can be: it must not be what is measured.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ class Tally:
         self.delay, self.keep = delay, stamps
         self.served = self.open = self.most = 0
         self.stamps: dict[int, int] = {}
+        self.answers: list[int] = []
+
+    def reset(self) -> None:
+        self.served, self.most = 0, self.open
+        self.stamps.clear()
+        self.answers.clear()
 
     def stats(self) -> dict[str, Any]:
         return {"served": self.served, "open": self.open, "most": self.most}
@@ -37,6 +44,12 @@ class Tally:
         if self.keep:
             at = body.find(b'"n":"') + 5
             self.stamps[int(body[at : at + 9])] = time.monotonic_ns()
+
+    def answered(self) -> None:
+        self.open -= 1
+        self.served += 1
+        if self.keep:
+            self.answers.append(time.monotonic_ns())
 
 
 class Connection(asyncio.Protocol):
@@ -68,6 +81,11 @@ class Connection(asyncio.Protocol):
             self.transport.write(_answer(json.dumps(self.tally.stats()).encode()))
         elif head.startswith(b"get /stamps "):
             self.transport.write(_answer(json.dumps(self.tally.stamps).encode()))
+        elif head.startswith(b"get /answers "):
+            self.transport.write(_answer(json.dumps(self.tally.answers).encode()))
+        elif head.startswith(b"get /reset "):
+            self.tally.reset()
+            self.transport.write(_answer(b"{}"))
         elif head.startswith(b"get "):
             self.transport.write(_answer(b"{}"))
         else:
@@ -78,8 +96,7 @@ class Connection(asyncio.Protocol):
                 self._finish()
 
     def _finish(self) -> None:
-        self.tally.open -= 1
-        self.tally.served += 1
+        self.tally.answered()
         if not self.transport.is_closing():
             self.transport.write(self.done)
 
@@ -97,7 +114,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--hosts", type=int, default=1, help="listen on 127.0.0.1 to 127.0.0.N")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds until the answer")
-    parser.add_argument("--stamps", action="store_true", help="note when each body arrived")
+    parser.add_argument("--stamps", action="store_true", help="note when each body arrived and was answered")
     options = parser.parse_args()
     try:
         import uvloop

@@ -81,8 +81,12 @@ class Nginx(Endpoint):
 class Own(Endpoint):
     """bench.endpoint."""
 
+    def reset(self) -> None:
+        """Counts and times begin here."""
+        self._get("/reset")
+
     def stats(self) -> dict[str, int]:
-        """`served`, `open` (in flight now), `most` (in flight at any time)."""
+        """`served`, `open` (in flight now), `most` (in flight at any time since the reset)."""
         return dict(json.loads(self._get("/stats")))
 
     def served(self) -> int:
@@ -91,6 +95,10 @@ class Own(Endpoint):
     def stamps(self) -> dict[int, int]:
         """By the number in the body: when it arrived, ns of the monotonic clock."""
         return {int(number): ns for number, ns in json.loads(self._get("/stamps")).items()}
+
+    def answers(self) -> list[int]:
+        """When each was answered, ns of the same clock, in order."""
+        return [int(ns) for ns in json.loads(self._get("/answers"))]
 
 
 def nginx() -> str | None:

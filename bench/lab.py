@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from bench.endpoints import Endpoint
 from bench.headrace import POOL
+from bench.peers import PEERS, VARIANTS
 from bench.peers.__main__ import FOLDER
 from bench.processes import BenchError, cores, environment, family, run, running, until
 from bench.servers import Server
@@ -57,6 +59,8 @@ class Handle:
     setup: str = ""
     share: float = 1.0
     bulk: bool = False
+    results: bool = True
+    processes: int = 1
     missing: str = ""
     process: subprocess.Popen[bytes] | None = None
 
@@ -91,6 +95,7 @@ class Handle:
             self.missing = answer.get("missing", f"exit code {ran.returncode}")
         self.versions, self.setup = answer.get("versions", {}), answer.get("setup", "")
         self.share, self.bulk = answer.get("share", 1.0), answer.get("bulk", False)
+        self.results, self.processes = answer.get("results", True), answer.get("processes", 1)
         return self
 
     def enqueue(self, count: int, *more: object, role: str = "free") -> dict[str, Any]:
@@ -149,6 +154,7 @@ class Lab:
     headrace: Handle = field(init=False)
     others: list[Handle] = field(init=False)
     skipped: list[Handle] = field(init=False)
+    left_out: list[str] = field(default_factory=list)  # what failed, and why
 
     def __post_init__(self) -> None:
         self.headrace = Handle("headrace", self).look()
@@ -164,14 +170,32 @@ class Lab:
     def rq(self) -> Handle | None:
         return next((handle for handle in self.others if handle.name == "rq"), None)
 
-    def rounds(self, *measures: Callable[[], Any]) -> list[list[Any]]:
-        """Each once, then each again, so that a noisy minute hits all alike. One that fails is told and left out.
+    @property
+    def rivals(self) -> list[Handle]:
+        """The peers, each once: without other ways to run the same one."""
+        return [handle for handle in self.others if handle.name not in VARIANTS]
 
-        The values of each, in order; None is no value.
+    def best(self, found: Mapping[str, float], pick: Callable[..., str], *, variants: bool = True) -> tuple[float, str]:
+        """The value that `pick` (min or max) takes of the peers', and whose it is.
+
+        nan unless every peer has one, and which have none: the first of a few is not the first of all.
+        """
+        names = [name for name in PEERS if variants or name not in VARIANTS]
+        without = [name for name in names if math.isnan(found.get(name, math.nan))]
+        if without:
+            return math.nan, f"not run: {', '.join(without)}"
+        first = pick(names, key=lambda name: found[name])
+        return found[first], first
+
+    def rounds(self, *measures: Callable[[], Any], repeats: int = 0) -> list[list[Any]]:
+        """Each once, then each again, so that a noisy minute hits all alike. The values of each; None is no value.
+
+        One that fails in any round has no values, and is told of in `left_out`: a median of the rounds that went well
+        would not be one of what was asked for.
         """
         found: list[list[Any]] = [[] for _ in measures]
         failed: set[int] = set()
-        for _ in range(self.options.repeats):
+        for _ in range(repeats or self.options.repeats):
             for at, measure in enumerate(measures):
                 if at in failed:
                     continue
@@ -179,6 +203,8 @@ class Lab:
                     value = measure()
                 except (BenchError, OSError, subprocess.TimeoutExpired) as error:
                     failed.add(at)
+                    found[at].clear()
+                    self.left_out.append(str(error))
                     self.say(f"left out: {error}")
                     continue
                 if value is not None:

@@ -43,6 +43,19 @@ def pinned(role: str, words: Sequence[str]) -> list[str]:
     return list(words) if where == "any" else [sys.executable, "-m", "bench.pin", where, *words]
 
 
+@contextmanager
+def here(role: str) -> Iterator[None]:
+    """This thread itself on the core of `role`. Processes that are started meanwhile are not placed."""
+    before, where = cores(), place(role)
+    if where != "any":
+        os.sched_setaffinity(0, {int(where)})
+    try:
+        yield
+    finally:
+        if where != "any":
+            os.sched_setaffinity(0, before)
+
+
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """No configuration of the user's, no colours; this checkout first on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "REDIS_", "RQ_"))}
@@ -122,6 +135,17 @@ def resident_bytes(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise BenchError(f"process {pid} has no VmRSS")
+
+
+def available_bytes() -> int:
+    """Memory that processes may still take."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return sys.maxsize  # nobody tells
 
 
 def command_of(pid: int) -> str:

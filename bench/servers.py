@@ -59,16 +59,10 @@ class Server:
         """Bytes of data and overhead."""
         return int(self.info("memory")["used_memory"])
 
-    def calls(self) -> dict[str, tuple[int, int]]:
-        """Since `clear`: command -> (calls, microseconds). EVALSHA's time has that of what the scripts call in it."""
-        return {
-            name.removeprefix("cmdstat_"): (int(stat["calls"]), int(stat["usec"]))
-            for name, stat in self.info("commandstats").items()
-        }
-
-    def script_us(self) -> int:
-        found = self.calls()
-        return sum(found.get(name, (0, 0))[1] for name in ("evalsha", "eval", "fcall"))
+    def cpu_us(self) -> float:
+        """Microseconds of CPU that the server has used, waiting for a core not among them."""
+        told = self.info("cpu")
+        return (float(told["used_cpu_user"]) + float(told["used_cpu_sys"])) * 1e6
 
 
 @contextmanager

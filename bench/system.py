@@ -32,6 +32,8 @@ class System(abc.ABC):
     setup: ClassVar[str]  # for the report: how its worker runs, on which client
     share: ClassVar[float] = 0.2  # of the tasks that headrace is given to drain; slow ones get fewer
     bulk: ClassVar[bool] = False  # has a call that enqueues many
+    results: ClassVar[bool] = True  # keeps them in Redis
+    processes: ClassVar[int] = 1  # that its worker runs; more than one are not pinned to a core
 
     async def open(self) -> None:  # noqa: B027  # not every producer connects
         """Connect the producer."""
@@ -63,7 +65,7 @@ def count_keys(redis: Any, pattern: str) -> int:
 
 def load(name: str) -> System:
     """Raises ImportError if its libraries are not installed."""
-    module = import_module("bench.headrace" if name == "headrace" else f"bench.peers.{name}")
+    module = import_module("bench.headrace" if name == "headrace" else f"bench.peers.{name.replace('-', '_')}")
     found: System = module.System()
     return found
 
@@ -126,7 +128,8 @@ def main() -> int:
     if options.verb == "worker":
         words = system.worker()
         os.execvp(words[0], words)
-    answer: dict[str, Any] = {"versions": versions, "setup": system.setup, "share": system.share, "bulk": system.bulk}
+    told = {name: getattr(system, name) for name in ("setup", "share", "bulk", "results", "processes")}
+    answer: dict[str, Any] = {"versions": versions, **told}
     if options.verb == "enqueue":
         answer = asyncio.run(enqueue(system, options))
     elif options.verb == "stored":

@@ -19,7 +19,7 @@ def measure(lab: Lab) -> Section:
         "enqueue", "Enqueue, one producer",
         ("system", f"many by {BATCH}, tasks/s", "against rq", "one call a task, tasks/s", "against rq"),
     )  # fmt: skip
-    systems = [lab.headrace, *lab.others]
+    systems = [lab.headrace, *lab.rivals]
     bulk = [handle for handle in systems if handle.bulk]
     many, single = lab.options.pick(1000, 50_000), lab.options.pick(100, 3000)
     found = lab.rounds(

@@ -1,86 +1,129 @@
-"""Whether a task costs the same with a long backlog, many endpoints, many processes: server time, and rate."""
+"""Whether a task costs the same with a long backlog, many endpoints, many processes: the server's CPU, and rate."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 from bench.endpoints import fast_endpoint
 from bench.headrace import POOL
 from bench.lab import Lab, median
-from bench.measures.progress import rate, watch
+from bench.measures.progress import watch
+from bench.processes import BenchError, available_bytes
 from bench.report import Goal, Section, number
 from broker.keys import Keys
 
 CHUNK = 50_000  # tasks that one producer makes before the next takes over: they are held in memory
 SLOTS = 240  # over all endpoints
+USUAL_DEPTH = 90_000  # above this the pool has to be registered first, with its own depth limit
+TASK_BYTES = 2_000  # more than one queued takes in the server
+DEEP = 1_000_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """`backlog` tasks queued; the first `lead` to end do not count, each `span` that follows is one value."""
+
+    backlog: int
+    lead: int
+    span: int
+    endpoints: int = 3
+    processes: int = 1
+    spans: int = 1
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds of the server in our scripts, and tasks/s."""
+    """Microseconds of the server's CPU, and seconds, a task."""
 
     server_us: float
-    rate: float
+    seconds: float
 
 
-def cost(lab: Lab, *, backlog: int, tasks: int, endpoints: int, processes: int) -> Cost:
-    """Of the first `tasks` of a backlog, the first tenth not counted."""
-    lab.server.clear()
-    marks: list[tuple[int, int]] = []
+def costs(lab: Lab, load: Load) -> list[Cost]:
+    """Of each span. All of the server's work is in it: scripts, connections, what is done in the background."""
+    need = load.backlog * TASK_BYTES
+    if available_bytes() < need:
+        raise BenchError(f"a backlog of {load.backlog:,} needs {need / 1e9:.0f} GB of free memory")
+    finished, server = Keys().registry("finished", POOL), lab.server
+    looks: list[tuple[int, float, float]] = []
 
     def settled() -> int:
-        count = int(lab.server.redis.zcard(Keys().registry("finished", POOL)))
-        marks.append((count, lab.server.script_us()))
-        return count
+        looks.append((int(server.redis.zcard(finished)), server.cpu_us(), time.perf_counter()))
+        return looks[-1][0]
 
-    slots = max(1, SLOTS // endpoints)
-    with fast_endpoint(lab.folder, hosts=endpoints) as endpoint:
-        with lab.headrace.serving(endpoint, slots=slots, ready=True):
-            pass  # registers the pool: its depth limit is higher than the default
-        for first in range(0, backlog, CHUNK):
-            lab.headrace.enqueue(min(CHUNK, backlog - first), "--first", first)
-        lab.server.redis.config_resetstat()
-        marks.append((0, 0))
-        with lab.headrace.serving(endpoint, slots=slots, processes=processes):
-            samples = watch(settled, tasks, lab.headrace, pause=0.01)
-    start = next(mark for mark in marks if mark[0] >= tasks / 10 or mark is marks[-1])
-    end = marks[-1]
-    if end[0] == start[0] or end[1] == start[1]:  # over between two looks
-        start = marks[0]
-    return Cost((end[1] - start[1]) / (end[0] - start[0]), rate(samples))
+    server.clear()
+    slots = max(1, SLOTS // load.endpoints)
+    with fast_endpoint(lab.folder, hosts=load.endpoints) as endpoint:
+        if load.backlog > USUAL_DEPTH:
+            with lab.headrace.serving(endpoint, slots=slots, ready=True):
+                pass
+        for first in range(0, load.backlog, CHUNK):
+            lab.headrace.enqueue(min(CHUNK, load.backlog - first), "--first", first)
+        with lab.headrace.serving(endpoint, slots=slots, processes=load.processes):
+            marks = []
+            for at in range(load.spans + 1):
+                watch(settled, load.lead + at * load.span, lab.headrace, pause=0.01)
+                marks.append(looks[-1])
+    if load.backlog >= DEEP:
+        server.clear()
+    return [
+        Cost((cpu - cpu_0) / (count - count_0), (end - start) / (count - count_0))
+        for (count_0, cpu_0, start), (count, cpu, end) in pairwise(marks)
+        if count > count_0  # else both ends are in one look
+    ]
+
+
+def loads(lab: Lab) -> list[tuple[str, list[int], list[Load]]]:
+    """What grows, to which sizes, and the load for each."""
+    pick = lab.options.pick
+    lead, span = pick(0, 250), pick(60, 1500)
+    backlogs = pick([100, 300], [1000, 10_000, 100_000, DEEP])
+    usual, first, then = pick(400, 10_000), pick(0, 500), pick(100, 4500)
+    many, processes = pick([3, 10], [3, 10, 30, 100]), pick([1, 2], [1, 4, 16])
+    # as many wait halfway through the (first) span as the row says
+    waiting = [
+        Load(size + lead + span // 2 + SLOTS, lead, span, spans=lab.options.repeats if size == DEEP else 1)
+        for size in backlogs
+    ]
+    return [
+        ("backlog", backlogs, waiting),
+        ("endpoints", many, [Load(usual, first, then, endpoints=size) for size in many]),
+        ("processes", processes, [Load(usual, first, then, endpoints=16, processes=size) for size in processes]),
+    ]
 
 
 def measure(lab: Lab) -> Section:
     section = Section("flat", "Cost of a task as things grow", ("what grows", "to", "server us a task", "tasks/s"))
-    pick = lab.options.pick
-    tasks, usual = pick(100, 5000), pick(150, 10_000)
-    series: list[tuple[str, Sequence[int]]] = [
-        ("backlog", pick((100, 300), (1000, 10_000, 100_000), (1000, 10_000, 100_000, 1_000_000))),
-        ("endpoints", pick((3, 10), (3, 10, 30, 100))),
-        ("processes", pick((1, 2), (1, 4, 16))),
-    ]
-    cases = [(what, size) for what, sizes in series for size in sizes]
-    found = lab.rounds(*(lambda w=what, s=size: _case(lab, w, s, tasks, usual) for what, size in cases))
-    costs = {case: median([each.server_us for each in rounds]) for case, rounds in zip(cases, found, strict=True)}
-    for case, rounds in zip(cases, found, strict=True):
-        section.add(case[0], f"{case[1]:,}", number(costs[case]), number(median([each.rate for each in rounds])))
-    for what, sizes in series:
-        values = [costs[what, size] for size in sizes]
+    series = loads(lab)
+    cases = [load for _, _, each in series for load in each]
+    often = [load for load in cases if load.spans == 1]
+    found = dict(zip(often, lab.rounds(*(partial(costs, lab, load) for load in often)), strict=True))
+    for load in cases:
+        if load.spans > 1:  # takes minutes to queue: once, and one span of it after the other
+            (found[load],) = lab.rounds(partial(costs, lab, load), repeats=1)
+    for what, sizes, each in series:
+        values = []
+        for size, load in zip(sizes, each, strict=True):
+            every = [cost for spans in found[load] for cost in spans]
+            values.append(median([cost.server_us for cost in every]))
+            section.add(what, f"{size:,}", number(values[-1]), number(1 / median([cost.seconds for cost in every])))
         section.goals.append(
-            Goal(f"server time a task, {what} {sizes[0]:,} to {sizes[-1]:,}", max(values) / min(values), 1.3,
+            Goal(f"server CPU a task, {what} {sizes[0]:,} to {sizes[-1]:,}", spread(values), 1.3,
                  at_least=False, unit="x", detail="highest against lowest")
         )  # fmt: skip
     section.notes.append(
-        "Time of EVALSHA by INFO commandstats: claim, finish, renew and what they call. All worker processes share one "
-        "core, so tasks/s with many of them shows the core, not them."
+        f"CPU of the server's process by INFO cpu, all that it does: scripts, connections, and our looks each 10 ms. "
+        f"Each backlog over {cases[0].span:,} tasks, halfway through which so many wait; the one of a million, which "
+        "is queued once, over as many spans of it as there are rounds. All worker processes share one core, so tasks/s "
+        "with many of them shows the core, not them."
     )
     return section
 
 
-def _case(lab: Lab, what: str, size: int, tasks: int, usual: int) -> Cost:
-    if what == "backlog":
-        return cost(lab, backlog=size, tasks=min(size, tasks), endpoints=3, processes=1)
-    if what == "endpoints":
-        return cost(lab, backlog=usual, tasks=tasks, endpoints=size, processes=1)
-    return cost(lab, backlog=usual, tasks=tasks, endpoints=16, processes=size)
+def spread(values: Sequence[float]) -> float:
+    """nan if one is missing."""
+    return max(values) / min(values) if all(value == value for value in values) else float("nan")

@@ -12,6 +12,7 @@ from bench.processes import cpu_seconds
 from bench.report import Goal, Section, number
 
 SETTLE_S = 3.0  # start-up is not idleness
+HEALTH_S = 30.0  # each endpoint is checked once in so long: a whole round of checks is in the window
 
 
 def commands(url: str, seconds: float) -> tuple[int, int]:
@@ -50,13 +51,16 @@ def idle(lab: Lab, processes: int, seconds: float) -> tuple[float, float, float]
 
 
 def measure(lab: Lab) -> Section:
-    processes = lab.options.pick(2, 10)
+    processes, seconds = lab.options.pick(2, 10), lab.options.pick(1.0, HEALTH_S)
     section = Section("idle", f"{processes} idle processes", ("what", "measured"))
-    (found,) = lab.rounds(lambda: idle(lab, processes, lab.options.pick(1.0, 15.0)))
+    (found,) = lab.rounds(lambda: idle(lab, processes, seconds))
     cpu, sent, inside = (median([each[at] for each in found]) for at in (0, 1, 2))
     section.add("CPU of all, supervisor too, percent of a core", number(cpu, "%"))
     section.add("commands sent to Redis a second", number(sent))
     section.add("commands called inside scripts a second", number(inside))
+    section.notes.append(
+        f"Over {seconds:.0f} s, {SETTLE_S:.0f} s after the start; endpoints are checked each {HEALTH_S:.0f} s."
+    )
     section.goals += [
         Goal(f"CPU of {processes} idle processes, of one core", cpu, 2, at_least=False, unit="%"),
         Goal(f"commands/s of {processes} idle processes", sent, 50, at_least=False,

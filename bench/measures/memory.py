@@ -23,6 +23,7 @@ def in_redis(handle: Handle, count: int) -> tuple[float, float]:
     with fast_endpoint(handle.lab.folder) as endpoint, handle.serving(endpoint):
         watch(endpoint.served, count, handle, pause=0.05)
         until(lambda: handle.stored() >= count, f"{handle.name}: {count} results in Redis", 15, pause=0.2)
+    # the worker has gone, and the buffers of its connections with it
     finished = server.used() - empty
     return (queued / count - PAYLOAD_BYTES) / KB, (finished / count - PAYLOAD_BYTES) / KB
 
@@ -45,7 +46,7 @@ def in_worker(lab: Lab, low: int, high: int, delay: float) -> float:
 
 def measure(lab: Lab) -> Section:
     section = Section("memory", "Memory", ("what", "headrace", "rq", "rq against headrace"))
-    count, some = lab.options.pick(500, 20_000), lab.options.pick(50, 1000)
+    count, some = lab.options.pick(500, 20_000), lab.options.pick(50, 2000)
     low, high = lab.options.pick((10, 50), (50, 1000))
     rq = lab.rq
     ours, theirs, worker = lab.rounds(
@@ -66,6 +67,6 @@ def measure(lab: Lab) -> Section:
     ]
     section.notes.append(
         f"Beside the payload of {PAYLOAD_BYTES} bytes; a finished task has its answer of {len(ANSWER)} bytes with it. "
-        f"From used_memory over {count} tasks, and VmRSS at {low} and {high} in flight."
+        f"From used_memory over {count:,} tasks (rq: {some:,}), and VmRSS at {low} and {high} in flight."
     )
     return section

@@ -4,4 +4,5 @@ Each is measured if its libraries are installed, in this environment or in one o
 `bench/.venv-peers/NAME` for every name in requirements.txt (or for those given), since they ask for different redis-py.
 """
 
-PEERS = ("rq", "celery", "dramatiq", "huey", "arq", "saq", "taskiq", "repid", "streaq")
+PEERS = ("rq", "rq-pool", "celery", "dramatiq", "huey", "arq", "saq", "taskiq", "repid", "streaq")
+VARIANTS = ("rq-pool",)  # another way to run a peer: only its drain is measured

@@ -23,6 +23,7 @@ def job(body: Payload) -> str:
 
 class System(system.System):
     needs = ("celery", "kombu", "redis")
+    share = 0.1
     setup = f"celery worker --pool threads --concurrency {THREADS}, http.client"
 
     async def one(self, body: Payload) -> None:

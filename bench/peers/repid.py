@@ -31,6 +31,7 @@ async def serve() -> None:
 
 class System(system.System):
     needs = ("repid", "redis", "uvloop")
+    results = False
     setup = f"repid, tasks_limit 256, stream, uvloop, no results, {jobs.async_client()}"
 
     async def open(self) -> None:

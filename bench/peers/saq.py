@@ -1,4 +1,4 @@
-"""saq: one asyncio worker."""
+"""saq: one asyncio worker, on asyncio's own loop: neither its command nor its documentation knows another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ settings = {"queue": queue, "functions": [("job", job)], "concurrency": jobs.slo
 
 class System(system.System):
     needs = ("saq", "redis")
-    setup = f"saq, concurrency 256, {jobs.async_client()}"
+    share = 0.1
+    setup = f"saq, concurrency 256, asyncio's loop as its command has it, {jobs.async_client()}"
 
     async def open(self) -> None:
         await queue.connect()

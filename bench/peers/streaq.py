@@ -21,6 +21,7 @@ async def job(body: Payload) -> str:
 
 class System(system.System):
     needs = ("streaq", "coredis")
+    share = 0.1
     setup = f"streaq run, concurrency 256, {jobs.async_client()}"
     bulk = True
 

@@ -22,6 +22,7 @@ async def job(body: Payload) -> str:
 
 class System(system.System):
     needs = ("taskiq", "taskiq-redis", "redis")
+    share = 0.1
     setup = f"taskiq worker --workers 1 --max-async-tasks 256, stream, {jobs.async_client()}"
 
     async def open(self) -> None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
+from bench import interrupt
+from bench.__main__ import main
+from bench.endpoints import own_endpoint
 from bench.job import PAYLOAD_BYTES, encode, payload
-from bench.measures import NAMES
+from bench.lab import Lab, Options
+from bench.measures import NAMES, startup
+from bench.measures.flat import spread
+from bench.measures.inflight import whole_ms
 from bench.measures.progress import rate
-from bench.processes import command_of, until
+from bench.peers import PEERS, VARIANTS
+from bench.processes import BenchError, command_of, cores, here, until
 from bench.report import BEGIN, END, Goal, Section, number, render, write
+from bench.servers import server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +65,9 @@ def test_every_measurement_runs() -> None:
     ran = bench("--small", "--peers", "rq")
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert "left out" not in ran.stderr
-    assert "not measured" not in ran.stdout
+    missing = [line for line in ran.stdout.splitlines() if "not measured" in line]
+    assert len(missing) == 3, missing  # what needs all peers
+    assert all(" peer" in line and "not run: " in line for line in missing), missing
     for name in NAMES:
         assert f"{name}: " in ran.stderr
 
@@ -108,6 +125,98 @@ def test_the_command_passes_all_words_on() -> None:
     ran = headrace("bench", "--small", "--nonsense")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == "bench: unrecognized arguments: --nonsense (see python -m bench --help)\n"
+
+
+@pytest.mark.e2e
+def test_one_that_fails_in_a_later_round_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def seconds(words: list[str]) -> float:
+        calls.append(words[-1])
+        if words[-1] == "pass" and calls.count("pass") == 2:
+            raise BenchError("Python is tired")
+        return 0.025
+
+    monkeypatch.setattr(startup, "seconds", seconds)
+    monkeypatch.setattr(interrupt, "arm", lambda: None)  # this process is not the run's
+    assert main(["--repeats", "3", "--peers", "none", "startup"]) == 1
+    assert calls == ["--version", "pass", "--version", "pass", "--version"]
+    said = capsys.readouterr().out.splitlines()
+    assert "left out: Python is tired" in said
+    assert "python -c pass      -" in said
+    assert "headrace --version  25" in said
+
+
+def lab(folder: Path) -> Lab:
+    nowhere: Any = SimpleNamespace(url="redis://127.0.0.1:9/0")
+    return Lab(Options(), nowhere, folder, print)
+
+
+@pytest.mark.e2e
+def test_the_best_of_a_few_peers_is_not_the_best_peer(tmp_path: Path) -> None:
+    found = {name: 100.0 + at for at, name in enumerate(PEERS)}
+    assert lab(tmp_path).best(found, max) == (found[PEERS[-1]], PEERS[-1])
+    assert lab(tmp_path).best(found, min) == (100.0, PEERS[0])
+    del found[VARIANTS[0]]
+    assert lab(tmp_path).best(found, min, variants=False) == (100.0, PEERS[0])
+    value, why = lab(tmp_path).best({**found, "repid": float("nan")}, max)
+    assert math.isnan(value)
+    assert why == f"not run: {VARIANTS[0]}, repid"
+
+
+@pytest.mark.e2e
+def test_an_endpoint_counts_from_its_reset(tmp_path: Path) -> None:
+    with own_endpoint(tmp_path, delay=0.01, stamps=True) as endpoint, ThreadPoolExecutor(4) as callers:
+
+        def post(number: int) -> None:
+            urlopen(endpoint.urls[0], json.dumps({"n": f"{number:09d}"}, separators=(",", ":")).encode()).close()
+
+        def together(number: int) -> None:
+            all_at_once.wait()
+            post(number)
+
+        all_at_once = Barrier(4)
+        for _ in callers.map(together, range(4)):
+            pass
+        assert endpoint.stats()["most"] > 1
+        endpoint.reset()
+        post(7)
+        assert endpoint.stats() == {"served": 1, "open": 0, "most": 1}
+        assert list(endpoint.stamps()) == [7]
+        assert len(endpoint.answers()) == 1
+
+
+@pytest.mark.e2e
+def test_the_servers_time_is_its_cpu(tmp_path: Path) -> None:
+    with server("bundled", tmp_path, aof=False) as running:
+        before = running.cpu_us()
+        running.redis.eval("for _ = 1, 3000000 do end", 0)
+        worked = running.cpu_us() - before
+        before = running.cpu_us()
+        running.redis.blpop(["nothing"], timeout=0.3)
+        assert running.cpu_us() - before < worked
+        assert worked > 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen")
+def test_a_place_is_left_again() -> None:
+    before = cores()
+    with here("worker"):
+        assert len(cores()) == 1
+    assert cores() == before
+
+
+def test_a_row_is_not_flat_if_a_point_is_missing() -> None:
+    assert spread([2.0, 3.0]) == 1.5
+    assert math.isnan(spread([2.0, float("nan"), 3.0]))
+    assert math.isnan(spread([float("nan"), 2.0, 3.0]))
+
+
+def test_milliseconds_of_outcomes_are_whole() -> None:
+    assert [whole_ms(value) for value in (8.9999, 13.0001, 10.226)] == [9, 13, 11]
+    assert math.isnan(whole_ms(float("nan")))
 
 
 def test_payloads_are_equally_long_and_differ() -> None:
