@@ -28,7 +28,7 @@ def dispatch(handle: Handle, count: int) -> Latency:
 def measure(lab: Lab) -> Section:
     columns = ("system", "p50 ms", "p99 ms", "p50 against headrace")
     section = Section("dispatch", f"Idle dispatch at {RATE} tasks/s", columns)
-    count = lab.options.pick(25, 300, 1000)
+    count = lab.options.pick(25, 250, 1000)
     systems = [lab.headrace, *lab.rivals]
     found = lab.rounds(*(lambda h=handle: dispatch(h, count) for handle in systems))
     p50, p99 = (

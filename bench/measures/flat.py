@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 from bench.endpoints import fast_endpoint
 from bench.headrace import POOL
@@ -21,18 +20,22 @@ SLOTS = 240  # over all endpoints
 USUAL_DEPTH = 90_000  # above this the pool has to be registered first, with its own depth limit
 TASK_BYTES = 2_000  # more than one queued takes in the server
 DEEP = 1_000_000
+TURNS = 2  # at each backlog, whose spans are short
 
 
 @dataclass(frozen=True)
 class Load:
-    """`backlog` tasks queued; the first `lead` to end do not count, each `span` that follows is one value."""
+    """`backlog` tasks queued, a worker starts, the first `lead` to end do not count, the `span` after them is a value.
+
+    For each of the `turns` the backlog is filled up and a worker starts anew.
+    """
 
     backlog: int
     lead: int
     span: int
     endpoints: int = 3
     processes: int = 1
-    spans: int = 1
+    turns: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Cost:
 
 
 def costs(lab: Lab, load: Load) -> list[Cost]:
-    """Of each span. All of the server's work is in it: scripts, connections, what is done in the background."""
+    """Of each turn. All of the server's work is in it: scripts, connections, what is done in the background."""
     need = load.backlog * TASK_BYTES
     if available_bytes() < need:
         raise BenchError(f"a backlog of {load.backlog:,} needs {need / 1e9:.0f} GB of free memory")
@@ -61,20 +64,22 @@ def costs(lab: Lab, load: Load) -> list[Cost]:
         if load.backlog > USUAL_DEPTH:
             with lab.headrace.serving(endpoint, slots=slots, ready=True):
                 pass
-        for first in range(0, load.backlog, CHUNK):
-            lab.headrace.enqueue(min(CHUNK, load.backlog - first), "--first", first)
-        with lab.headrace.serving(endpoint, slots=slots, processes=load.processes):
-            marks = []
-            for at in range(load.spans + 1):
-                watch(settled, load.lead + at * load.span, lab.headrace, pause=0.01)
-                marks.append(looks[-1])
+        found, queued = [], 0
+        for _ in range(load.turns):
+            done = settled()
+            while (missing := load.backlog - (queued - done)) > 0:
+                lab.headrace.enqueue(min(CHUNK, missing), "--first", queued)
+                queued += min(CHUNK, missing)
+            with lab.headrace.serving(endpoint, slots=slots, processes=load.processes):
+                watch(settled, done + load.lead, lab.headrace, pause=0.01)
+                count_0, cpu_0, start = looks[-1]
+                watch(settled, done + load.lead + load.span, lab.headrace, pause=0.01)
+                count, cpu, end = looks[-1]
+            if count > count_0:  # else both are in one look
+                found.append(Cost((cpu - cpu_0) / (count - count_0), (end - start) / (count - count_0)))
     if load.backlog >= DEEP:
         server.clear()
-    return [
-        Cost((cpu - cpu_0) / (count - count_0), (end - start) / (count - count_0))
-        for (count_0, cpu_0, start), (count, cpu, end) in pairwise(marks)
-        if count > count_0  # else both ends are in one look
-    ]
+    return found
 
 
 def loads(lab: Lab) -> list[tuple[str, list[int], list[Load]]]:
@@ -84,9 +89,9 @@ def loads(lab: Lab) -> list[tuple[str, list[int], list[Load]]]:
     backlogs = pick([100, 300], [1000, 10_000, 100_000, DEEP])
     usual, first, then = pick(400, 10_000), pick(0, 500), pick(100, 4500)
     many, processes = pick([3, 10], [3, 10, 30, 100]), pick([1, 2], [1, 4, 16])
-    # as many wait halfway through the (first) span as the row says
+    # as many wait halfway through the span as the row says
     waiting = [
-        Load(size + lead + span // 2 + SLOTS, lead, span, spans=lab.options.repeats if size == DEEP else 1)
+        Load(size + lead + span // 2 + SLOTS, lead, span, turns=TURNS * (lab.options.repeats if size == DEEP else 1))
         for size in backlogs
     ]
     return [
@@ -100,15 +105,15 @@ def measure(lab: Lab) -> Section:
     section = Section("flat", "Cost of a task as things grow", ("what grows", "to", "server us a task", "tasks/s"))
     series = loads(lab)
     cases = [load for _, _, each in series for load in each]
-    often = [load for load in cases if load.spans == 1]
+    often = [load for load in cases if load.backlog < DEEP]
     found = dict(zip(often, lab.rounds(*(partial(costs, lab, load) for load in often)), strict=True))
     for load in cases:
-        if load.spans > 1:  # takes minutes to queue: once, and one span of it after the other
+        if load not in found:  # takes minutes to queue: once, for all turns
             (found[load],) = lab.rounds(partial(costs, lab, load), repeats=1)
     for what, sizes, each in series:
         values = []
         for size, load in zip(sizes, each, strict=True):
-            every = [cost for spans in found[load] for cost in spans]
+            every = [cost for turns in found[load] for cost in turns]
             values.append(median([cost.server_us for cost in every]))
             section.add(what, f"{size:,}", number(values[-1]), number(1 / median([cost.seconds for cost in every])))
         section.goals.append(
@@ -117,8 +122,8 @@ def measure(lab: Lab) -> Section:
         )  # fmt: skip
     section.notes.append(
         f"CPU of the server's process by INFO cpu, all that it does: scripts, connections, and our looks each 10 ms. "
-        f"Each backlog over {cases[0].span:,} tasks, halfway through which so many wait; the one of a million, which "
-        "is queued once, over as many spans of it as there are rounds. All worker processes share one core, so tasks/s "
+        f"Each backlog over {cases[0].span:,} tasks, halfway through which so many wait, and {TURNS} times "
+        "a round; a million is queued once for all rounds. All worker processes share one core, so tasks/s "
         "with many of them shows the core, not them."
     )
     return section
