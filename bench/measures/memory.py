@@ -46,7 +46,7 @@ def in_worker(lab: Lab, low: int, high: int, delay: float) -> float:
 
 def measure(lab: Lab) -> Section:
     section = Section("memory", "Memory", ("what", "headrace", "rq", "rq against headrace"))
-    count, some = lab.options.pick(500, 20_000), lab.options.pick(50, 2000)
+    count, some = lab.options.pick(500, 20_000), lab.options.pick(50, 1000)
     low, high = lab.options.pick((10, 50), (50, 1000))
     rq = lab.rq
     ours, theirs, worker = lab.rounds(
