@@ -161,6 +161,12 @@ MUTANTS = [
     Mutant("reply list not told", "call_with('RPUSH', reply, ids)", "local _ = ids"),
     Mutant("claimed and not leased", "call_with('ZADD', key, sums.members[key])", "local _ = key"),
     Mutant("success counts no attempt", "'x_try', int(one_more(task.try))", "'x_try', '0'"),
+    Mutant("all get the first one's body", "'x_body', ARGV[at + 5]", "'x_body', ARGV[4 + 5]"),
+    Mutant("all get the first one's answer", "'x_ans', ARGV[at + 4]", "'x_ans', ARGV[4 + 4]"),
+    Mutant("all fail with the first one's body", "'x_body', ARGV[at + 7]", "'x_body', ARGV[5 + 7]"),
+    Mutant("all fail with the first one's answer", "'x_ans', ARGV[at + 6]", "'x_ans', ARGV[5 + 6]"),
+    Mutant("all fail with the first one's history", ".. ARGV[at + 8] ..", ".. ARGV[5 + 8] .."),
+    Mutant("all are tried again with the first one's history", ".. ARGV[at + 7] ..", ".. ARGV[3 + 7] .."),
     Mutant("removed endpoint comes back", "if known(ARGV[5 + i]) then", "if true then"),
 ]
 

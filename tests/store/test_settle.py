@@ -7,7 +7,19 @@ from datetime import datetime
 import pytest
 
 from broker.scripts import Lease, Offer, Reaped
-from tests.support.verbs import DAY, LEASE, POOL, Verbs, ids, new, row, run_one
+from tests.support.verbs import (
+    DAY,
+    LEASE,
+    POOL,
+    Verbs,
+    dead_letter_of,
+    finish_of,
+    ids,
+    new,
+    retry_of,
+    row,
+    run_one,
+)
 
 # -- finish, and the fence
 
@@ -16,7 +28,9 @@ def test_finish_gives_the_outcome(verbs: Verbs) -> None:
     lease = run_one(verbs)
     assert verbs.finish(lease) == ["done"]
     assert (verbs.outcome("t"), verbs.status("t"), verbs.in_flight("a")) == ("ok", "finished", 0)
-    assert (verbs.field("t", "x_body"), verbs.field("t", "x_try")) == ("body", "1")
+    done = finish_of(lease)
+    stored = [verbs.field("t", name) for name in ("x_ans", "x_body", "x_try")]
+    assert stored == [done.answer, done.body.decode(), "1"]
     assert (verbs.counter("n_ok"), verbs.endpoint("a", "served")) == (1, "1")
     assert 0 < verbs.store.redis.pttl(verbs.store.keys.job("t")) <= DAY
 
@@ -174,10 +188,14 @@ def test_the_later_of_two_pauses_holds(verbs: Verbs, pauses: tuple[float, float]
 
 
 def test_dead_letter_keeps_the_reason_and_the_history(verbs: Verbs) -> None:
-    verbs.retry(run_one(verbs))
-    assert verbs.dead_letter(*verbs.claim("p1", a=1), reason="HTTP 503 three times") == ["done"]
+    first = run_one(verbs)
+    verbs.retry(first)
+    last = verbs.claim("p1", a=1)[0]
+    assert verbs.dead_letter(last, reason="HTTP 503 three times") == ["done"]
     assert (verbs.outcome("t"), verbs.status("t")) == ("dead", "failed")
-    assert (verbs.field("t", "x_why"), verbs.field("t", "x_hist")) == ("HTTP 503 three times", "{}\n{}\n")
+    lines = [retry_of(first, 0, "count", True, 0).history, dead_letter_of(last, "count", "").history]
+    assert verbs.field("t", "x_why") == "HTTP 503 three times"
+    assert verbs.field("t", "x_hist").splitlines() == lines
     assert verbs.store.redis.zrange(verbs.store.keys.registry("failed", POOL), 0, -1) == [b"t"]
 
 

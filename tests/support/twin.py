@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.adminscripts import EndpointRow
-from broker.scripts import DeadLetter, Finish, Lease, NewTask, Offer, Release, Retry, Verdict
+from broker.scripts import Lease, NewTask, Offer, Release, Verdict
 from broker.store import Store
 from tests.support.model import Model
 from tests.support.model_state import Policies, render
 from tests.support.snapshot import leaks, read
 from tests.support.stores import CLOCK_KEY
-from tests.support.verbs import DAY, LEASE, POOL, Verbs
+from tests.support.verbs import DAY, LEASE, POOL, Verbs, dead_letter_of, finish_of, retry_of
 
 
 class Twin:
@@ -57,11 +57,11 @@ class Twin:
         return given
 
     def finish(self, leases: Sequence[Lease]) -> None:
-        items = [Finish(lease, '{"status":200}', b"body") for lease in leases]
+        items = [finish_of(lease) for lease in leases]
         self._same("finish", self.verbs.finish(*leases), self.model.finish(items, DAY))
 
     def retry(self, leases: Sequence[Lease], delay: float, verdict: Verdict, exclude: bool, pause: float) -> None:
-        items = [Retry(lease, delay, verdict, "why", "{}", exclude, pause) for lease in leases]
+        items = [retry_of(lease, delay, verdict, exclude, pause) for lease in leases]
         got = self.verbs.retry(*leases, delay=delay, verdict=verdict, exclude=exclude, pause=pause)
         self._same("retry", got, self.model.retry(items))
 
@@ -70,7 +70,7 @@ class Twin:
         self._same("release", self.verbs.release(*leases, pause=pause), self.model.release(items))
 
     def dead_letter(self, leases: Sequence[Lease], verdict: Verdict, reason: str) -> None:
-        items = [DeadLetter(lease, verdict, reason, "{}", b"", "{}") for lease in leases]
+        items = [dead_letter_of(lease, verdict, reason) for lease in leases]
         got = self.verbs.dead_letter(*leases, verdict=verdict, reason=reason)
         self._same("dead_letter", got, self.model.dead_letter(items, 2 * DAY, DAY))
 

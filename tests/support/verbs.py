@@ -61,6 +61,29 @@ def new(
     )  # fmt: skip
 
 
+# What an attempt came to: of each lease another text, so that one that lands with another task is seen.
+
+
+def _head(lease: Lease, status: int) -> str:
+    return f'{{"status":{status},"of":"{lease.id} {lease.token}"}}'
+
+
+def _body(lease: Lease) -> bytes:
+    return f"body of {lease.id} {lease.token}".encode()
+
+
+def finish_of(lease: Lease) -> Finish:
+    return Finish(lease, _head(lease, 200), _body(lease))
+
+
+def retry_of(lease: Lease, delay: float, verdict: Verdict, exclude: bool, pause: float) -> Retry:
+    return Retry(lease, delay, verdict, "why", _head(lease, 503), exclude, pause)
+
+
+def dead_letter_of(lease: Lease, verdict: Verdict, reason: str) -> DeadLetter:
+    return DeadLetter(lease, verdict, reason, _head(lease, 400), _body(lease), _head(lease, 400))
+
+
 class Verbs:
     """One pool of an empty Redis, with a clock of its own. `events`: what the settling verbs said of breakers, but
     for the reason."""
@@ -98,7 +121,7 @@ class Verbs:
         return [task.lease for task in claims.tasks]
 
     def finish(self, *leases: Lease) -> list[str]:
-        items = [Finish(lease, '{"status":200}', b"body") for lease in leases]
+        items = [finish_of(lease) for lease in leases]
         return self.settle(self.scripts.finish(POOL, items, result_ttl=DAY / 1000))
 
     def retry(
@@ -109,14 +132,14 @@ class Verbs:
         exclude: bool = True,
         pause: float = 0.0,
     ) -> list[str]:
-        items = [Retry(lease, delay, verdict, "why", "{}", exclude, pause) for lease in leases]
+        items = [retry_of(lease, delay, verdict, exclude, pause) for lease in leases]
         return self.settle(self.scripts.retry(POOL, items))
 
     def release(self, *leases: Lease, pause: float = 0.0) -> list[str]:
         return self.settle(self.scripts.release(POOL, [Release(lease, pause) for lease in leases]))
 
     def dead_letter(self, *leases: Lease, verdict: Verdict = "count", reason: str = "why") -> list[str]:
-        items = [DeadLetter(lease, verdict, reason, "{}", b"", "{}") for lease in leases]
+        items = [dead_letter_of(lease, verdict, reason) for lease in leases]
         command = self.scripts.dead_letter(POOL, items, dead_letter_ttl=2 * DAY / 1000, result_ttl=DAY / 1000)
         return self.settle(command)
 
