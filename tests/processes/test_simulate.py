@@ -67,6 +67,14 @@ def test_a_stream_says_the_same(endpoint: SimulatedEndpoint) -> None:
     assert "".join(json.loads(event)["choices"][0]["delta"]["content"] for event in events) == answer_text("hi there")
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"x_sim": {"mode": "status"}}], ids=["ok", "stream", "failure"])
+def test_an_answer_gives_back_the_request_id(endpoint: SimulatedEndpoint, more: dict[str, Any]) -> None:
+    path = "/v1/chat/completions"
+    named = [ask(endpoint, path, chat("hi", **more), **{"X-Request-Id": name}).headers for name in ("r1", "r2")]
+    assert [headers.get("x-request-id") for headers in named] == ["r1", "r2"]
+    assert "x-request-id" not in ask(endpoint, path, chat("hi", **more)).headers
+
+
 def test_what_is_no_question_is_refused(endpoint: SimulatedEndpoint) -> None:
     bodies: list[Any] = [
         {},

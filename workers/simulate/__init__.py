@@ -2,7 +2,8 @@
 
 It answers like an OpenAI-compatible server or an NPU worker, at once or after a set latency, and misbehaves on demand:
 by its options, by `POST /control` while it runs, or by a field `x_sim` in the body of a single request. An answer holds
-a digest of its prompt, so that it can be matched to its question. For the demo, docker compose, benches and tests.
+a digest of its prompt, and the X-Request-Id of its request if that had one, so that it can be matched to its question.
+For the demo, docker compose, benches and tests.
 
 | path                                              | answer                                                         |
 |---------------------------------------------------|----------------------------------------------------------------|

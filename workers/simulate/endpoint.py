@@ -31,6 +31,12 @@ class Incoming:
         return self.headers.get("authorization", "").removeprefix("Bearer ")
 
     @property
+    def echo(self) -> str:
+        """The header line by which an answer tells whose it is; "" if the request has no X-Request-Id."""
+        name = self.headers.get("x-request-id", "")
+        return f"X-Request-Id: {name}\r\n" if name and name.isascii() and name.isprintable() else ""
+
+    @property
     def attempt(self) -> int:
         number = self.headers.get("x-task-attempt", "")
         return int(number) if number.isascii() and number.isdigit() else 1

@@ -29,6 +29,7 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._request: Incoming | None = None  # the work that is going on
         self._began = 0.0
+        self._echo = ""  # header line for its answer
         self._busy = self._carried_work = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._left = 0  # bytes of a huge body yet to be sent
@@ -114,7 +115,7 @@ class Connection(asyncio.Protocol):
         if not self._carried_work:
             self._carried_work = True
             stats.connection(+1)
-        self._request = request
+        self._request, self._echo = request, request.echo
         self._began = stats.began(request.path, request.task, request.attempt)
         fate, question, complaint = self._endpoint.decide(request)
         if fate.delay > 0:
@@ -128,11 +129,11 @@ class Connection(asyncio.Protocol):
         if mode == "status" or question is None:
             self._over(str(fate.status))
             headers = f"Retry-After: {fate.retry_after:g}\r\n" if fate.retry_after else ""
-            self._reply(fate.status, json.dumps(error(fate.status, complaint)).encode(), headers)
+            self._reply(fate.status, json.dumps(error(fate.status, complaint)).encode(), self._echo + headers)
         elif mode == "hang":
             return  # until the client goes
         elif mode == "drip":
-            self._drip(_message(200, json.dumps(answer(question)).encode()))
+            self._drip(_message(200, json.dumps(answer(question)).encode(), self._echo))
         elif mode == "huge":
             self._left = self._endpoint.behaviour.huge_bytes
             self._transport.write(_head(200, self._left))
@@ -161,9 +162,9 @@ class Connection(asyncio.Protocol):
         elif mode == "events_cut":
             self._write(_stream(question, whole=False))
         elif question.stream:
-            self._write(_stream(question))
+            self._write(_stream(question, self._echo))
         else:
-            self._reply(200, json.dumps(answer(question)).encode())
+            self._reply(200, json.dumps(answer(question)).encode(), self._echo)
 
     def _over(self, outcome: str) -> None:
         """The work is done with, once."""
@@ -231,7 +232,7 @@ def _message(status: int, body: bytes, headers: str = "") -> bytes:
     return _head(status, len(body), headers) + body
 
 
-def _stream(question: Question, whole: bool = True) -> bytes:
+def _stream(question: Question, headers: str = "", whole: bool = True) -> bytes:
     chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events(question, whole)]
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head + b"".join(chunks) + b"0\r\n\r\n"
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    return f"{head}{headers}\r\n".encode("latin-1") + b"".join(chunks) + b"0\r\n\r\n"
