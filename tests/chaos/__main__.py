@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.checker import Verdict, table
 from tests.chaos.report import report, write
 from tests.chaos.rounds import Round, endless, forget, play
 from tests.chaos.scenarios import load
+from tests.chaos.verdict import Verdict, table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Reads a history and says whether the invariants held. Knows the lines in `history`, nothing of the product.
 
-A every acknowledged task has exactly one outcome      B an outcome never changes
+A every acknowledged task has exactly one outcome, and if it is ok its own answer
+B an outcome never changes
 C one live lease a task                                 D tasks run again at most where a fault met them under way
 E attempts, delays and deadlines are kept               F what a fault met is settled in time
 G nothing is left behind: leases, keys without TTL      H counters equal a full scan at rest
@@ -9,25 +10,24 @@ I processes that nobody killed still live
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.verdict import Verdict, table
+
 Line = dict[str, Any]
 
 OUTCOMES = ("ok", "dead", "expired", "poison", "canceled")
-NAMES = {
-    "A": "every acknowledged task has an outcome", "B": "no outcome changed, none came twice", "C": "one lease a task",
-    "D": "extra executions only where faults met tasks", "E": "attempts, delays, deadlines", "F": "recovery in time",
-    "G": "nothing left behind", "H": "counters equal a scan", "I": "processes live on",
-}  # fmt: skip
+WELL = "200"
 NOT_NOW = "429"  # no attempt: the task goes back
 UNANSWERED = ("reset", "close")  # a kept connection that ends so is replaced once within the attempt
 PAUSE_S = 1.0  # an endpoint that said 429 rests so long
@@ -37,38 +37,6 @@ DEADLINE_SLACK_S = 0.25  # a claim just before the deadline is still on its way 
 PERMANENT = re.compile(r"^rq:(queues|workers(:.+)?|x:(pools|(pool|endpoints|endpoint|registered|waiting):.+))$")
 FORGETFUL = ("server killed", "primary killed", "failover by order", "failover by itself")
 GONE_WHEN_EMPTY = re.compile(r"^rq:(finished|failed|canceled):[^:]+$")
-
-
-@dataclass
-class Verdict:
-    """What was found. `violations`: invariant and sentence."""
-
-    scenario: str
-    seed: int
-    tasks: int = 0
-    hits: int = 0
-    extra: int = 0
-    extra_bound: int = 0
-    lost: int = 0
-    second: int = 0
-    in_window: int = 0  # acknowledged enqueues that a killed server lost inside its documented window
-    outcomes: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    recovery: dict[str, float] = field(default_factory=dict)  # by fault: the slowest of its tasks to settle
-    resumed: dict[str, float] = field(default_factory=dict)  # and the longest wait for the next outcome of any task
-    bounds: dict[str, float] = field(default_factory=dict)
-    violations: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def injected(self) -> int:
-        return sum(self.faults.values())
-
-    @property
-    def holds(self) -> bool:
-        return not self.violations
-
-    def against(self, invariant: str, what: str) -> None:
-        self.violations.append((invariant, what))
 
 
 def check(lines: Iterable[Line]) -> Verdict:
@@ -86,6 +54,7 @@ def check(lines: Iterable[Line]) -> Verdict:
     damage = {line["task"]: line["what"] for line in by_kind["damage"]}
     destroyed = {task for task, what in damage.items() if what == "another type"}
     _acknowledged(verdict, by_kind, finals, meta, destroyed)
+    _answers(verdict, by_kind, finals)
     _unchanged(verdict, by_kind, finals, meta)
     _leases(verdict, by_kind["leases"], by_kind["fault"], meta)
     _executions(verdict, by_kind, finals, damage, meta)
@@ -135,6 +104,29 @@ def _acknowledged(
         for name in ("outcome", "lost"):
             if final.get(name) != wanted[name]:
                 verdict.against("A", f"task {wanted['task']}: {name} is {final.get(name)}, not {wanted[name]}")
+
+
+def _answers(verdict: Verdict, lines: dict[str, list[Line]], finals: dict[str, Line]) -> None:
+    """What is ok was sent, and answered well before it was settled; its answer is the one to its own question."""
+    asked = {ack["task"]: ack["asked"] for ack in lines["ack"]}
+    well: dict[tuple[str, str], float] = {}  # by task and endpoint: when first
+    for hit in lines["hit"]:
+        if hit["outcome"] == WELL:
+            at = (hit["task"], hit["endpoint"])
+            well[at] = min(well.get(at, hit["ended"]), hit["ended"])
+    for task, final in finals.items():
+        ok, endpoint = final["outcome"] == "ok", final["endpoint"]
+        if ok and well.get((task, endpoint), math.inf) > final["end"] + DUE_SLACK_S:
+            verdict.against("A", f"task {task} is ok, but {endpoint} had not answered it well by then")
+        foreign = final["to"] != task and (ok or final["to"] is not None)
+        if foreign or (ok and task in asked and final["said"] != _answer_to(asked[task])):
+            verdict.lost += 1
+            verdict.against("A", f"task {task}: its answer is one to {final['to']}, and says {final['said']!r}")
+
+
+def _answer_to(prompt: str) -> str:
+    """The simulated endpoint's, see there."""
+    return f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]} {prompt[:60]}"
 
 
 def _all_ok(verdict: Verdict, finals: dict[str, Line]) -> None:
@@ -371,19 +363,6 @@ def read(path: Path) -> Iterable[Line]:
     with path.open(encoding="utf-8") as file:
         for text in file:
             yield json.loads(text)
-
-
-def table(verdict: Verdict) -> str:
-    """The invariants, one a line; the first violations of each."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for invariant, what in verdict.violations:
-        found[invariant].append(what)
-    rows = []
-    for letter, name in NAMES.items():
-        broken = found.get(letter, [])
-        rows.append(f"  {letter} {'ok  ' if not broken else 'FAIL'} {name}{f' ({len(broken)})' if broken else ''}")
-        rows += [f"         {what}" for what in broken[:5]]
-    return "\n".join(rows)
 
 
 def main(arguments: Sequence[str]) -> int:

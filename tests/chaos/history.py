@@ -2,7 +2,7 @@
 
 meta       scenario, seed, lease, max_attempts, recovery (bound, s), window (s of acknowledged writes a server may
            lose), slots (of an endpoint), unowned (s that a task may be without a lease; 0: any), all_ok
-ack        task, word: the server has it. sent: when it was first sent, Unix seconds
+ack        task, word: the server has it. asked: its prompt. sent: when it was first sent, Unix seconds
 fault      fault (its name), until (when it was over), in_flight (task ids), reruns (bool: may these run again?), pid,
            count, bound (s, instead of meta's recovery), resume (s until the next outcome of any task),
            lost_until (Unix seconds: what was acknowledged until then may be lost),
@@ -11,10 +11,12 @@ leases     held: {endpoint: [[task, token], ...]}, all of one instant
 outcome    task, status, outcome, digest, end: when it was first seen
 answer     task, outcome, digest: what a producer was told
 reply      task: an entry of a reply list that every settle must write once
-hit        task, endpoint, attempt, outcome, began: a request at an endpoint
+hit        task, endpoint, attempt, outcome, began, ended: a request at an endpoint. Its outcome, a status or how it
+           failed, is on disk before the first byte of the answer is sent: no kill of an endpoint loses it
 expect     task, outcome, lost: how it must end
 final      a task at the end: status, outcome, digest, end, attempts, claims, lost, max, deadline, its retries:
-           [[ended, due]], failures (attempts in its history), times (started and ended, as RQ reads them)
+           [[ended, due]], failures (attempts in its history), times (started and ended, as RQ reads them); of its
+           answer: said (its text), endpoint (who gave it), to (the task it was given to, in the endpoint's own word)
 counters   pool: {n_...}, served, failed (sums over endpoints)
 processes  pids, moment: start | end
 rest       what is left when nothing is under way: slots, wip, scheduled, listed, waiting

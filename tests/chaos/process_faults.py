@@ -6,7 +6,6 @@ import os
 import signal
 import time
 
-from broker import Request
 from tests.chaos.scenarios import scenario
 from tests.chaos.world import World
 from tests.support.fleet import Fleet
@@ -168,8 +167,7 @@ def rolling_restart(world: World, budget: int) -> None:
 @scenario(16, 5, processes=1, endpoints=1, lease=1.5, outstanding=8, batch=2)
 def poison(world: World, budget: int) -> None:
     """kill -9 of whichever process holds one task, until it is given up; the others' outcomes are good."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "x_sim": {"latency": "600s"}}
-    task = world.enqueue(Request("POST", "/v1/chat/completions", json=body), priority="high")
+    task = world.enqueue({"latency": "600s"}, priority="high")
     for _ in range(5):
         def holder() -> int | None:
             return next((pid for pid in world.pids if task in world.observer.held_by(pid)), None)

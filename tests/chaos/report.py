@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tests.chaos.checker import Verdict
+from tests.chaos.verdict import Verdict
 from tests.support.fleet import ROOT
 
 DOCUMENT = ROOT / "docs" / "reliability.md"

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tests.chaos.checker import Verdict, check, read
+from tests.chaos.checker import check, read
 from tests.chaos.scenarios import Scenario, load
+from tests.chaos.verdict import Verdict
 from tests.chaos.world import world
 from tests.support.fleet import ROOT
 

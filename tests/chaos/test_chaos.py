@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.checker import table
 from tests.chaos.clock import MissingFaketime, library
 from tests.chaos.rounds import run_round
 from tests.chaos.scale import crowd, lines
 from tests.chaos.scenarios import load
+from tests.chaos.verdict import table
 
 SHORT = {
     "kill-one": 3,

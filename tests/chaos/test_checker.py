@@ -9,6 +9,8 @@ import pytest
 from tests.chaos.checker import Line, check
 
 KILLED = {"fault": "process killed", "until": 102.0, "in_flight": ["b"], "reruns": True, "pid": 7}
+WELL = {"attempt": 1, "outcome": "200", "ended": 104.0}
+SAID = {"a": "918496be75a439fc prompt of a", "b": "0f0261b2964306aa prompt of b"}  # as the simulated endpoint answers
 
 
 def history() -> list[Line]:
@@ -23,19 +25,19 @@ def history() -> list[Line]:
     for task, outcome in (("a", "ok"), ("b", "ok")):
         settled = {"task": task, "outcome": outcome, "digest": f"d{task}", "end": 105.0}
         rest = {"attempts": 1, "claims": 1, "lost": 0, "max": 3, "retries": [], "deadline": 0.0,
-                "failures": 0, "times": [101.0, 104.9]}
+                "failures": 0, "times": [101.0, 104.9], "endpoint": "e0", "to": task, "said": SAID[task]}
         lines += [
-            {"kind": "ack", "t": 100.5, "task": task, "word": "queued"},
-            {"kind": "hit", "t": 103.0, "task": task, "endpoint": "e0", "attempt": 1, "outcome": "200", "began": 101.0},
+            {"kind": "ack", "t": 100.5, "task": task, "word": "queued", "asked": f"prompt of {task}"},
+            {"kind": "hit", "t": 107.5, "task": task, "endpoint": "e0", **WELL, "began": 101.0},
             {"kind": "outcome", "t": 105.0, "status": "finished", **settled},
             {"kind": "reply", "t": 106.0, "task": task},
             {"kind": "final", "t": 107.0, "status": "finished", **settled, **rest},
         ]
     return [
         *lines,
-        {"kind": "hit", "t": 104.0, "task": "b", "endpoint": "e1", "attempt": 1, "outcome": "200", "began": 103.0},
+        {"kind": "hit", "t": 107.5, "task": "b", "endpoint": "e1", **WELL, "began": 103.0},
         *(
-            {"kind": "hit", "t": 104.0, "task": "b", "endpoint": "e2", "attempt": 1, "outcome": "429", "began": began}
+            {"kind": "hit", "t": 107.5, "task": "b", "endpoint": "e2", **WELL, "outcome": "429", "began": began}
             for began in (102.0, 102.1, 102.2)
         ),
         {"kind": "expect", "t": 104.0, "task": "b", "outcome": "ok", "lost": 0},
@@ -63,6 +65,15 @@ def test_a_good_history_holds() -> None:
 CHANGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "A lost": ("final", {"task": "a"}, {"status": "queued", "outcome": None}),
     "A gone": ("final", {"task": "a"}, {"status": None, "outcome": None}),
+    "A answered after its outcome": ("hit", {"task": "a"}, {"ended": 105.5}),
+    "A never answered well": ("hit", {"task": "a"}, {"outcome": "503"}),
+    "A answered by another endpoint": ("final", {"task": "a"}, {"endpoint": "e1"}),
+    "A of nobody's answer": ("final", {"task": "a"}, {"endpoint": None}),
+    "A another's body": ("final", {"task": "a"}, {"said": SAID["b"]}),
+    "A half its body": ("final", {"task": "a"}, {"said": SAID["a"][:-1]}),
+    "A no body": ("final", {"task": "a"}, {"said": None}),
+    "A another's head": ("final", {"task": "a"}, {"to": "b"}),
+    "A no head": ("final", {"task": "a"}, {"to": None}),
     "B changed": ("outcome", {"task": "a"}, {"digest": "other"}),
     "B told twice": ("reply", {"task": "a"}, {"task": "b"}),
     "C two leases": ("leases", {}, {"held": {"e0": [["a", "1.0.p"]], "e1": [["a", "2.0.q"]]}}),
@@ -90,6 +101,34 @@ def test_it_sees(name: str) -> None:
     lines = history()
     find(lines, kind, **wanted).update(change)
     assert name[0] in {invariant for invariant, _ in check(lines).violations}
+
+
+@pytest.mark.parametrize("whose", [["a"], ["b"], ["a", "b"]])
+def test_it_sees_that_a_task_which_is_ok_was_never_sent(whose: list[str]) -> None:
+    lines = [line for line in history() if line["kind"] != "hit" or line["task"] not in whose]
+    found = check(lines).violations
+    assert [invariant for invariant, _ in found] == ["A"] * len(whose)
+    assert all("had not answered" in what for _, what in found)
+
+
+def test_answers_that_were_mixed_up_are_lost_each() -> None:
+    lines = history()
+    for task, other in ("ab", "ba"):
+        find(lines, "final", task=task).update(to=other, said=SAID[other])
+    verdict = check(lines)
+    assert (verdict.lost, [invariant for invariant, _ in verdict.violations]) == (2, ["A", "A"])
+
+
+def test_the_answer_to_a_failure_is_its_own_too() -> None:
+    lines = history()
+    final = find(lines, "final", task="a")
+    for line in (final, find(lines, "outcome", task="a")):
+        line.update(outcome="dead", status="failed")
+    find(lines, "counters").update(pool={"n_ok": 1, "n_dead": 1, "n_enqueued": 2}, served=1)
+    final.update(failures=1, to=None, said=None, endpoint=None)
+    assert check(lines).violations == []
+    final.update(to="b")
+    assert {invariant for invariant, _ in check(lines).violations} == {"A"}
 
 
 def test_a_request_may_be_sent_once_more_within_its_attempt_and_no_more() -> None:

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,7 @@ class World:
         self.idle = threading.Event()  # while set, nothing is produced
         self.clocks: list[WrongClock] = []
         self._producer = threading.Thread(target=self._produce, name="producer", daemon=True)
-        self._number = 0
+        self._number = self._own = 0
         self._killed: set[int] = set()  # a killed process is listed until its parent has looked
         self.refused = 0  # enqueues that were told FULL
         self.sending: list[str] | None = None  # not acknowledged yet
@@ -214,13 +214,15 @@ class World:
 
     # Producing
 
-    def enqueue(self, work: Request, **options: Any) -> str:
-        """One more task, of a scenario's own. Returns its id."""
+    def enqueue(self, wishes: Mapping[str, Any], **options: Any) -> str:
+        """One more task, of a scenario's own, with `wishes` for the simulated endpoint. Returns its id."""
+        self._own += 1
+        task = f"own{self._own}"
         with Broker(self.url) as broker:
-            task = broker.enqueue(POOL, work, **options)
-        self.observer.watch([task.id])
-        self.history.write("ack", task=task.id, word="queued")
-        return task.id
+            broker.enqueue(POOL, question(task, x_sim=wishes), id=task, **options)
+        self.observer.watch([task])
+        self.history.write("ack", task=task, word="queued", asked=prompt(task))
+        return task
 
     def stop_producing(self) -> None:
         self._producing.clear()
@@ -248,8 +250,7 @@ class World:
         self._number += 1
         priority = self.rng.choice(["high", None, None, "low"]) if self.settings.priorities else None
         options = TaskOptions(id=f"t{self._number:07d}", priority=priority, deadline=self.settings.deadline)  # type: ignore[arg-type]
-        body = {"model": "m", "messages": [{"role": "user", "content": f"task {self._number}"}]}
-        return Request("POST", "/v1/chat/completions", json=body), options
+        return question(f"t{self._number:07d}"), options
 
     def _send(self, broker: Broker, items: list[tuple[Request, TaskOptions]]) -> None:
         """Until it is acknowledged, by the same ids: what a careful producer does."""
@@ -264,7 +265,7 @@ class World:
                 self.refused += "memory limit" in str(error) or "full" in str(error)
                 time.sleep(0.05)
         for task in ids:
-            self.history.write("ack", task=task, word="queued", sent=sent)
+            self.history.write("ack", task=task, word="queued", sent=sent, asked=prompt(task))
         self.sending = None
         with suppress(BrokerError):
             store = self.observer.store
@@ -291,8 +292,8 @@ class World:
                     until(lambda each=fleet: len(self.of(each)) == self.settings.processes, "all processes", 15)
         self.history.write("processes", moment="end", pids=self.pids)
         self.observer.stop()
-        self._hits()
         self.observer.finish(REPLY)
+        self._hits()  # after the outcomes: what is settled has its hits by then
         self.history.close()
 
     def _at_rest(self) -> bool:
@@ -326,6 +327,17 @@ class World:
             self.observer.stop()
         self._stack.close()
         self.observer.store.close()
+
+
+def prompt(task: str) -> str:
+    """What a task asks; of each one another text."""
+    return f"task {task}"
+
+
+def question(task: str, **more: Any) -> Request:
+    """Its answer tells by a digest of the prompt and by X-Request-Id whose it is."""
+    body = {"model": "m", "messages": [{"role": "user", "content": prompt(task)}], **more}
+    return Request("POST", "/v1/chat/completions", json=body, headers={"X-Request-Id": task})
 
 
 def _kind() -> Any:
