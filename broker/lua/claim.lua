@@ -185,7 +185,7 @@ local function take(class, endpoint, quota)
     else
       list.length = list.length - #ids
       class.waiting = class.waiting - #ids
-      if list.length <= 0 and call('LLEN', list_key(list.variant)) == 0 then unlisted(list.variant) end
+      if list.length <= 0 and list.variant ~= '' and call('LLEN', list_key(list.variant)) == 0 then unlisted(list.variant) end
       looked = looked + #ids
       for _, id in ipairs(ids) do
         local task = admit(id, list.variant)
