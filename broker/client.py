@@ -13,7 +13,7 @@ from tenacity import Retrying
 
 from broker import core
 from broker.asyncclient import AsyncBroker, AsyncTask
-from broker.connection import AT_ONCE, LONG_PATIENCE, PATIENCE, Address, again
+from broker.connection import LONG_PATIENCE, PATIENCE, Address, Turns, again
 from broker.core import Core
 from broker.errors import BrokerError, BrokerUnavailable, QueueFull, ResultTimeout, TaskFailed
 from broker.flows import Ask, Await, Flow, Pop, Pull, Sleep, Step, run, run_step
@@ -90,7 +90,7 @@ class _Link:
     def __init__(self, store: Store) -> None:
         self.store, self.core = store, Core(store.scripts)
         self.mailbox = Mailbox(self._pop)
-        self.turns = threading.Semaphore(AT_ONCE)
+        self.turns = Turns()
 
     def _pop(self, most: int, seconds: float) -> list[str]:
         found: list[str] = run_step(self.store, Pop(self.mailbox_key, most, seconds))
@@ -103,6 +103,9 @@ class _Link:
 
 class Broker:
     """Puts tasks on queues and waits for their results. For any number of threads, and for forked children.
+
+    An exception that a signal handler raises ends the call it comes into, and harms no other. What that call had sent
+    may have happened: a repeat with the same id or key is the same task.
 
     url     redis://, rediss:// or unix://; `embedded` starts (or finds) the server that belongs to a folder
     prefix  of all keys; None takes RQ_KEY_PREFIX, else `rq`
@@ -327,7 +330,7 @@ def _once(link: _Link, step: Step, ticket: Ticket | None) -> Any:
         return link.mailbox.wait(ticket, step.seconds)
     if isinstance(step, Pop):
         return run_step(link.store, step)
-    with link.turns:
+    with link.turns.one():
         return run_step(link.store, step)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,26 @@ from broker.errors import BrokerUnavailable, BrokerUnsuitable, EmbeddedServerErr
 PATIENCE: Final = 6.0  # seconds of trying again when Redis is away, for a call that does something
 AT_ONCE: Final = 32  # commands of one client at a time; the others wait here, not as connections at the server
 LONG_PATIENCE: Final = 120.0  # for a call that waits for results: a restart of Redis must not end a long run
+
+
+class Turns:
+    """For threads: a lock to hold for each of so many commands at a time. The others wait for one.
+
+    An exception out of a signal handler may come between any two steps of Python code. The interpreter's own locks are
+    taken and given back by `with` in one step each; threading's semaphores, conditions and events are Python code, and
+    what an exception takes out of their hands is taken for ever.
+    """
+
+    def __init__(self, most: int = AT_ONCE) -> None:
+        self._locks = [threading.Lock() for _ in range(most)]
+        self._waits = count()
+
+    def one(self) -> threading.Lock:
+        """One that is free, or the next in turn."""
+        for lock in self._locks:
+            if not lock.locked():
+                return lock
+        return self._locks[next(self._waits) % len(self._locks)]
 
 
 def again(patience: float) -> dict[str, Any]:

@@ -90,8 +90,7 @@ def run_step(store: Store, step: Step) -> Reply:
     if isinstance(step, Plain):
         return store.pipelined(step.commands)
     if isinstance(step, Pop):
-        command = step.command
-        return popped(store.raw(lambda client: client.execute_command(*command)))  # type: ignore[no-untyped-call]
+        return popped(store.blocking(*step.command))
     raise TypeError(f"{step!r}: this driver does not wait")
 
 

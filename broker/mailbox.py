@@ -6,43 +6,42 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Final
 
 from broker.errors import BrokerError
 
 MOST: Final = 100  # ids in one pop
 BLOCK: Final = 5.0  # seconds; less than a store lets a command block
-
-
-W = TypeVar("W")
+LEADS_FOR: Final = BLOCK + 2.0  # seconds from one pop to the next; who takes longer is gone, or Redis is
 
 
 def mailbox_name() -> str:
     return f"b-{secrets.token_hex(8)}"
 
 
-class _Waiter(Protocol):
-    arrived: bool
-
-    def ring(self) -> None: ...
-
-
 class Ticket:
-    """One caller waiting in a thread."""
+    """One caller waiting in a thread for a message about one task."""
 
-    def __init__(self) -> None:
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        self.thread = threading.get_ident()
         self.arrived = self.waits = False
-        self.wake = threading.Event()
+        self.leads_until = 0.0  # by the monotonic clock
+        self.bell: SimpleQueue[None] = SimpleQueue()  # an event, but one that no exception can leave locked
 
     def ring(self) -> None:
         self.arrived = True
-        self.wake.set()
+        self.bell.put(None)
 
 
 class Mailbox:
     """For threads. Whoever waits first pops for all; when it leaves, another takes over. No thread of its own.
+
+    An exception out of a signal handler may keep a caller from clearing up: a leader leads for a time, and not if its
+    thread is here again; a thread has one ticket. So what is left behind is taken over or overwritten.
 
     `pop(most, seconds)` takes ids from the reply list.
     """
@@ -51,20 +50,20 @@ class Mailbox:
         self.name = mailbox_name()
         self._pop = pop
         self._lock = threading.Lock()
-        self._tickets: dict[str, list[Ticket]] = {}
-        self._has_leader = False
+        self._tickets: dict[int, Ticket] = {}  # by thread
+        self._leader: Ticket | None = None
 
     @contextmanager
     def expect(self, task_id: str) -> Iterator[Ticket]:
         """From here on a message about the task is kept for the ticket."""
-        ticket = Ticket()
+        ticket = Ticket(task_id)
         with self._lock:
-            self._tickets.setdefault(task_id, []).append(ticket)
+            self._tickets[ticket.thread] = ticket
         try:
             yield ticket
         finally:
             with self._lock:
-                _forget(self._tickets, task_id, ticket)
+                self._tickets.pop(ticket.thread, None)
 
     def wait(self, ticket: Ticket, seconds: float) -> bool:
         """Whether a message came. Each message is told once."""
@@ -73,33 +72,44 @@ class Mailbox:
             with self._lock:
                 arrived, ticket.arrived = ticket.arrived, False
                 left = end - time.monotonic()
-                ticket.wake.clear()
                 ticket.waits = not arrived and left > 0
                 if not ticket.waits:
                     return arrived
-                leads, self._has_leader = not self._has_leader, True
+                leads = self._takes_lead(ticket)
             if not leads:
-                ticket.wake.wait(left)
+                with suppress(Empty):
+                    ticket.bell.get(timeout=min(left, BLOCK))
                 continue
             try:
                 self._lead(ticket, end)
             finally:
                 self._hand_over(ticket)
 
+    def _takes_lead(self, ticket: Ticket) -> bool:
+        now, leader = time.monotonic(), self._leader
+        if leader is not None and leader.thread != ticket.thread and now < leader.leads_until:
+            return False
+        self._leader, ticket.leads_until = ticket, now + LEADS_FOR
+        return True
+
     def _lead(self, ticket: Ticket, end: float) -> None:
         while not ticket.arrived and (left := end - time.monotonic()) > 0:
-            ids = self._pop(MOST, min(left, BLOCK))
+            ticket.leads_until = time.monotonic() + LEADS_FOR
+            ids = set(self._pop(MOST, min(left, BLOCK)))
             with self._lock:
-                _deliver(self._tickets, ids)
+                for each in self._tickets.values():
+                    if each.task_id in ids:
+                        each.ring()
 
     def _hand_over(self, leader: Ticket) -> None:
         with self._lock:
-            self._has_leader = leader.waits = False
-            for tickets in self._tickets.values():
-                for ticket in tickets:
-                    if ticket.waits and not ticket.arrived:
-                        ticket.wake.set()
-                        return
+            leader.waits = False
+            if self._leader is leader:
+                self._leader = None
+            for ticket in self._tickets.values():
+                if ticket.waits and not ticket.arrived:
+                    ticket.bell.put(None)
+                    return
 
 
 class AsyncTicket:
@@ -130,7 +140,9 @@ class AsyncMailbox:
         try:
             yield ticket
         finally:
-            _forget(self._tickets, task_id, ticket)
+            self._tickets[task_id].remove(ticket)
+            if not self._tickets[task_id]:
+                del self._tickets[task_id]
 
     async def wait(self, ticket: AsyncTicket, seconds: float) -> bool:
         """Whether a message came; False also at once when Redis fails, for the caller to find out why."""
@@ -146,7 +158,9 @@ class AsyncMailbox:
     async def _run(self) -> None:
         try:
             while self._tickets:
-                _deliver(self._tickets, await self._pop(MOST, BLOCK))
+                for task_id in await self._pop(MOST, BLOCK):
+                    for ticket in self._tickets.get(task_id, ()):
+                        ticket.ring()
         except BrokerError:
             for tickets in self._tickets.values():
                 for ticket in tickets:
@@ -156,15 +170,3 @@ class AsyncMailbox:
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
-
-
-def _deliver(tickets: Mapping[str, Sequence[_Waiter]], ids: Sequence[str]) -> None:
-    for task_id in ids:
-        for ticket in tickets.get(task_id, ()):
-            ticket.ring()
-
-
-def _forget(tickets: dict[str, list[W]], task_id: str, ticket: W) -> None:
-    tickets[task_id].remove(ticket)
-    if not tickets[task_id]:
-        del tickets[task_id]

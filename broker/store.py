@@ -186,6 +186,10 @@ class Store:
         except (redis.exceptions.RedisError, OSError) as error:
             raise translate(error, self.url) from error
 
+    def blocking(self, *command: Any) -> Any:
+        """One command that may block on the server, on a connection that no one else gets meanwhile."""
+        return self.pipelined([command])[0]
+
     def rehearse(self, commands: Sequence[tuple[Any, ...]]) -> list[str] | None:
         """For each command, why the server would not let this user run it; "" if it would. None runs.
 
