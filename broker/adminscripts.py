@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from broker.script import Builder, Command, as_text, as_words, in_ms
 
@@ -29,14 +30,57 @@ class Scrubbed:
 SCRUB_START = Scrubbed("0", "", 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """`word`: done, newer (another worker's newer configuration stands) or revised (the endpoints added at run time are
+    others now); for the last two nothing was written. `since`: ms, when the configuration came into force; `differed`:
+    fields and members that were not as they are to be; `gone`: endpoints that left; `drained`: those that rest."""
+
+    word: Literal["done", "newer", "revised"]
+    since: int = 0
+    differed: int = 0
+    gone: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """`revision` and `count` of the endpoints added at run time, as they are now; `changed`: what was forgotten."""
+
+    revision: int
+    count: int
+    changed: tuple[str, ...]
+
+
+def _registered(reply: Any) -> Registered:
+    word, *rest = reply
+    if not rest:
+        return Registered("newer" if as_text(word) == "newer" else "revised")
+    since, differed, gone, drained = rest
+    return Registered("done", int(since), int(differed), tuple(as_words(gone)), tuple(as_words(drained)))
+
+
 class AdminScripts(Builder):
     """Administration."""
 
     def register(
-        self, pool: str, policies: dict[str, int], endpoints: Sequence[EndpointRow]
-    ) -> Command[list[str]]:
-        """Returns ids gone from the configuration."""
-        args: list[str | bytes | int] = [len(policies)]
+        self,
+        pool: str,
+        policies: Mapping[str, int],
+        endpoints: Sequence[EndpointRow],
+        *,
+        digest: str = "",
+        since: int = 0,
+        revision: int | None = None,
+        drained: Collection[str] = (),
+    ) -> Command[Registered]:
+        """What is configured comes into force, as new, or as what has been in force `since` then.
+
+        digest   of the configuration; "-" for one that has the pool no longer
+        revision of the endpoints added at run time among these; None: whatever it is
+        drained  of the endpoints, those that rest if Redis has forgotten them
+        """
+        args: list[str | bytes | int] = [since, digest, "" if revision is None else revision, len(policies)]
         for name, value in policies.items():
             args += (name, value)
         args.append(len(endpoints))
@@ -44,7 +88,20 @@ class AdminScripts(Builder):
             endpoint, priority, slots, enabled, capabilities, *span = row
             floor, ceiling = span or (0, 0)
             args += (endpoint, priority, slots, int(enabled), ",".join(capabilities), floor, ceiling)
-        return self._command("register", pool, args, as_words)
+            args.append(int(endpoint in drained))
+        return self._command("register", pool, args, _registered)
+
+    def restore(
+        self, pool: str, revision: int, added: Mapping[str, str], removed: Collection[str]
+    ) -> Command[Restored]:
+        """What was added to the pool at run time (id: JSON) and removed, up to a revision, if Redis knows less."""
+        pairs = [text for pair in added.items() for text in pair]
+        return self._command(
+            "restore",
+            pool,
+            [revision, len(added), *pairs, *sorted(removed)],
+            lambda reply: Restored(int(reply[0]), int(reply[1]), tuple(as_words(reply[2]))),
+        )
 
     def scrub(self, pool: str, at: Scrubbed, *, lease: float, dead_letter_ttl: float) -> Command[Scrubbed]:
         """A piece of a pass, from SCRUB_START until `done`."""

@@ -39,7 +39,8 @@ Own keys
 Fields of rq:x:pool:<pool>: the policies as registered (`max_depth`, `failures`, ...; durations in ms), counters
 (`n_ok`, `n_dead`, ...), `contact` and `amnesty` (when a process was last heard of, until when nothing is reaped),
 `suspect` (the task that may lose no further lease and has the turn to run, and since when), `seq` and `turn` (order of
-claims), `revision` (endpoints added or removed at run time), `reload_asked` and `reload_result`.
+claims), `revision` (endpoints added or removed at run time), `configured` (the configuration in force: since when, ms,
+and its digest), `reload_asked` and `reload_result`.
 """
 
 from __future__ import annotations

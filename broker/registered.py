@@ -70,7 +70,7 @@ def add_endpoint(
     _refuse_taken(pool, endpoint, earlier, config)
     if earlier.get(endpoint.id) == endpoint:
         return "same"
-    _write(store, pool, ("HSET", registered_key(store.keys, pool), endpoint.id, _dump(endpoint)))
+    _write(store, pool, ("HSET", registered_key(store.keys, pool), endpoint.id, as_kept(endpoint)))
     return "changed" if endpoint.id in earlier else "added"
 
 
@@ -137,6 +137,11 @@ def with_registered(config: Config, added: Mapping[str, Sequence[Endpoint]]) -> 
     return replace(config, pools=pools), tuple(warnings)
 
 
+def as_kept(endpoint: Endpoint) -> str:
+    """What stands in Redis under its id."""
+    return json.dumps(_values(endpoint), separators=(",", ":"), sort_keys=True)
+
+
 def _left_out(pool: str, endpoint: Endpoint, why: str) -> str:
     return f"endpoint {endpoint.id}, added to pool {pool} at run time, is left out: {why}; remove it"
 
@@ -180,7 +185,3 @@ def _write(store: Store, pool: str, command: tuple[Any, ...]) -> None:
 def _values(endpoint: Endpoint) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(endpoint, name) for name in FIELDS}
     return {**values, "capabilities": list(endpoint.capabilities), "labels": dict(endpoint.labels)}
-
-
-def _dump(endpoint: Endpoint) -> str:
-    return json.dumps(_values(endpoint), separators=(",", ":"), sort_keys=True)

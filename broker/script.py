@@ -18,6 +18,7 @@ T = TypeVar("T")
 VERBS = (
     "enqueue", "claim", "renew", "finish", "retry", "release", "dead_letter", "promote", "reap", "expire", "cancel",
     "redrive", "purge", "watch", "leave", "register", "health", "drain", "reset", "ticket", "scrub", "retire",
+    "restore",
 )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, NamedTuple
 from broker.adminscripts import SCRUB_START as SCRUB_START
 from broker.adminscripts import AdminScripts
 from broker.adminscripts import EndpointRow as EndpointRow
+from broker.adminscripts import Registered as Registered
+from broker.adminscripts import Restored as Restored
 from broker.adminscripts import Scrubbed as Scrubbed
 from broker.script import VERBS as VERBS
 from broker.script import Command as Command

@@ -26,6 +26,7 @@ from workers.clock import ServerClock
 from workers.dispatch import Counts, Dispatcher
 from workers.lag import LoopLag
 
+LOOK_S: Final = 2.0
 SWEEP_S: Final = 5.0
 SCRUB_S: Final = 50.0  # from one pass of a pool to the next
 AWAY_S: Final = 86_400.0  # a pool that holds nothing and was not served for so long is retired
@@ -40,8 +41,10 @@ OnLost = Callable[[Dispatcher, Lease, str], None]
 
 
 class Housekeeper:
-    """`start`, `stop`. `on_lost` is called in the housekeeper's thread for each lease that is ours no longer.
+    """`start`, `stop`.
 
+    on_lost      called in the housekeeper's thread for each lease that is ours no longer
+    on_look      called there every LOOK_S
     dispatchers  may be changed in place while it runs
     """
 
@@ -58,6 +61,7 @@ class Housekeeper:
         self._process = process
         self._dispatchers = dispatchers
         self._on_lost = on_lost
+        self.on_look: Callable[[], None] = lambda: None
         self._clock, self._lag = clock, lag
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
@@ -79,10 +83,13 @@ class Housekeeper:
             log.debug("farewell: %s", error)
 
     def _run(self) -> None:
-        renewed = swept = time.monotonic()
+        renewed = swept = looked = time.monotonic()
         retired = -SCRUB_S
         while not self._stop.wait(min(self._lease / RENEW_SHARE, 1.0)):
             now = time.monotonic()
+            if now - looked >= LOOK_S:
+                looked = now
+                self._look()
             try:
                 if now - renewed >= self._lease / RENEW_SHARE:
                     self._renew(now)
@@ -100,6 +107,15 @@ class Housekeeper:
                 log.debug("housekeeping: %s", error)
             except Exception:
                 log.exception("housekeeping failed; going on")
+
+    def _look(self) -> None:
+        """By itself: the rest may fail over what this repairs."""
+        try:
+            self.on_look()
+        except BrokerError as error:
+            log.debug("looking at the pools: %s", error)
+        except Exception:
+            log.exception("looking at the pools failed; going on")
 
     @property
     def _lease(self) -> float:

@@ -10,17 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from broker import inspect
 from broker.configmodel import Config, Pool
 from broker.errors import BrokerError
-from broker.fields import as_count
-from broker.registered import registered, with_registered
-from broker.scripts import Command
 from broker.store import Store
-from workers.policies import endpoint_rows, policies
+from workers.registration import Registration
 
 log = logging.getLogger("headrace.supervisor")
 
@@ -48,14 +44,12 @@ class Pools:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._served: dict[str, Pool] = {}
-        self._revisions: dict[str, bytes | None] = {}
+        self._registration = Registration(store)
+        self._leaving: set[str] = set()  # pools that left the configuration, until their endpoints are gone
         self._asked: dict[str, int] = {}
-        self._due: set[str] = set()  # pools to register (again)
         self._going: set[tuple[str, str]] = set()  # pool, endpoint: removed by us, and perhaps still at work
         self._moved: set[tuple[str, str]] = set()  # pool, endpoint: another server now, of which nothing is known
         self._unjudged: set[tuple[str, str]] = set()  # of those, where all processes send to the new server already
-        self._warned: tuple[str, ...] = ()
 
     def close(self) -> None:
         self._store.close()
@@ -65,19 +59,19 @@ class Pools:
         self._store.check()
 
     def serve(self, pools: Sequence[Pool]) -> None:
-        """These are looked at; their processes register them."""
-        self._served = {pool.name: pool for pool in pools}
+        """These are looked at."""
+        self._registration.serve(pools)
+        self._leaving -= {pool.name for pool in pools}
 
     def with_added(self, config: Config) -> Config:
         """The file's configuration and what was added at run time."""
-        names = list(config.pools)
-        revisions = self._store.pipelined([("HGET", self._store.keys.pool(name), "revision") for name in names])
-        whole, warnings = with_registered(config, {name: registered(self._store, name) for name in names})
-        for warning in warnings if warnings != self._warned else ():
-            log.warning("%s", warning)
-        self._warned = warnings
-        self._revisions.update(zip(names, revisions, strict=True))
-        return whole
+        return self._registration.with_added(config)
+
+    def register(self, pools: Iterable[str]) -> None:
+        """Of those served: before their processes start."""
+        with self._lock:
+            self._registration.ask(pools)
+            self._register()
 
     def change(self, old: Sequence[Pool], new: Sequence[Pool]) -> None:
         """The rules for all processes, from the next claim on. What does not arrive now is sent at every `look`."""
@@ -89,36 +83,29 @@ class Pools:
             for pool in new:
                 self._going -= {(pool.name, endpoint.id) for endpoint in pool.endpoints}
                 self._moved |= {(pool.name, each) for each in _moved(before.get(pool.name), pool)}
-            left = [replace(pool, endpoints=()) for name, pool in before.items() if name not in self._served]
-            self._served.update({pool.name: pool for pool in left})
-            self._due |= set(self._served)
+            left = before.keys() - {pool.name for pool in new}
+            for name in left:
+                self._registration.leave(name)
+            self._leaving |= left
+            self._registration.ask(pool.name for pool in new)
             try:
                 self._register()
-                self._warn_of_waiting(pool.name for pool in left)
+                self._warn_of_waiting(sorted(left))
             except BrokerError as error:
                 log.warning("the new rules wait for Redis: %s", error)
 
     def look(self) -> Seen:
-        """What is new since the last look."""
-        keys, names = self._store.keys, list(self._served)
-        rows = self._store.pipelined(
-            [("HMGET", keys.pool(name), "revision", "reload_asked") for name in names]
-            + [("SCARD", keys.endpoints(name)) for name in names]
-        )
-        asked: dict[str, int] = {}
-        revised = False
-        for name, (revision, wish), known in zip(names, rows[: len(names)], rows[len(names) :], strict=True):
-            number = as_count(wish)
-            if number > self._asked.setdefault(name, number):
-                asked[name] = number
-            self._asked[name] = number
-            revised = revised or (name in self._revisions and revision != self._revisions[name])
-            if not known and name in self._revisions and self._served[name].endpoints:
-                self._due.add(name)  # Redis came back empty
+        """What is new since the last look. What Redis forgot is written again."""
         with self._lock:
+            found = self._registration.look()
             self._register()
             self._judge_anew()
-        return Seen(asked, revised)
+        asked: dict[str, int] = {}
+        for name, glance in found.items():
+            if glance.asked > self._asked.setdefault(name, glance.asked):
+                asked[name] = glance.asked
+            self._asked[name] = glance.asked
+        return Seen(asked, any(glance.revised for glance in found.values()))
 
     def answer(self, asked: Mapping[str, int], reply: Reply) -> None:
         """To those who asked for a reload."""
@@ -137,22 +124,16 @@ class Pools:
 
     def _register(self) -> None:
         """What is due; an endpoint that still works after its removal makes its pool due again."""
-        due = [self._served[name] for name in sorted(self._due) if name in self._served]
-        if not due:
-            return
-        scripts = self._store.scripts
-        commands: list[Command[Any]] = [
-            scripts.register(pool.name, policies(pool), endpoint_rows(pool)) for pool in due
-        ]
-        replies = self._store.run_many(commands)
-        self._due.clear()
-        for pool, gone in zip(due, replies[: len(due)], strict=True):
-            still = {(pool.name, endpoint) for endpoint in gone} & self._going
-            self._going -= {each for each in self._going - still if each[0] == pool.name}
+        for name, reply in self._registration.register().items():
+            if reply.word == "revised":
+                continue
+            still = {(name, endpoint) for endpoint in reply.gone} & self._going
+            self._going -= {each for each in self._going - still if each[0] == name}
             if still:
-                self._due.add(pool.name)
-            elif not pool.endpoints:
-                del self._served[pool.name]
+                self._registration.ask([name])
+            elif name in self._leaving:
+                self._leaving.discard(name)
+                self._registration.forget(name)
 
     def _warn_of_waiting(self, pools: Iterable[str]) -> None:
         for name in pools:

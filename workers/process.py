@@ -25,7 +25,6 @@ from typing import Any, Final
 from broker import logs
 from broker.configmodel import Config
 from broker.errors import HeadraceError
-from broker.registered import registered, with_registered
 from broker.scripts import Lease
 from broker.store import AsyncStore, Store
 from workers.clock import ServerClock
@@ -34,7 +33,7 @@ from workers.doorbell import answer_doorbell
 from workers.hosted import HostedPool
 from workers.housekeeper import Housekeeper
 from workers.lag import LoopLag
-from workers.policies import endpoint_rows, policies
+from workers.registration import Registration
 from workers.spec import Spec
 
 SETTLE_AT_EXIT_S: Final = 5.0
@@ -55,6 +54,7 @@ class Process:
     """`run` until drained. `drain()`, `stop_now()` and `update()` are called on the loop.
 
     on_applied  called with the number of each Spec that came by `update` and is in force
+    registers   whether it sees to it itself that Redis knows its pools; else its supervisor does
     """
 
     def __init__(
@@ -62,10 +62,13 @@ class Process:
         spec: Spec,
         on_ready: Callable[[], None] = lambda: None,
         on_applied: Callable[[int], None] = lambda number: None,
+        *,
+        registers: bool = True,
     ) -> None:
         self.spec = spec
         self.name = process_name()
         self._on_ready, self._on_applied = on_ready, on_applied
+        self._registers = registers
         self._stopping = asyncio.Event()
         self._now = asyncio.Event()
         self._wanted = spec
@@ -94,7 +97,10 @@ class Process:
         store = AsyncStore(self.spec.redis_url, prefix=self.spec.prefix)
         own = Store(self.spec.redis_url, prefix=self.spec.prefix)  # the housekeeper's connection
         try:
-            await asyncio.to_thread(self._register, own)
+            await asyncio.to_thread(self._check, own)
+            registration = Registration(own)
+            if self._registers:
+                await asyncio.to_thread(self._register, registration)
             for pool in self.spec.pools:
                 if endpoints := self.spec.attached(pool):
                     sharers, burst = self.spec.sharers(pool), self.spec.burst
@@ -105,6 +111,8 @@ class Process:
             loop = asyncio.get_running_loop()
             self._lag.start(loop)
             housekeeper = Housekeeper(own, self.name, self.dispatchers, self._lost(loop), self._clock, self._lag)
+            if self._registers:
+                housekeeper.on_look = lambda: self._look(registration)
             await self._check_first()
             await asyncio.to_thread(housekeeper.start)
             self._on_ready()
@@ -120,14 +128,24 @@ class Process:
 
     # Parts
 
-    def _register(self, store: Store) -> None:
+    def _check(self, store: Store) -> None:
         store.check()
         asked = time.monotonic()
         self._clock.heard(store.pipelined([("TIME",)])[0], asked)
-        for pool in self.spec.pools:
-            added = {pool.name: registered(store, pool.name)}  # by others perhaps: they must not look gone
-            whole = with_registered(Config(pools={pool.name: pool}), added)[0].pools[pool.name]
-            store.run(store.scripts.register(pool.name, policies(pool), endpoint_rows(whole)))
+
+    def _register(self, registration: Registration) -> None:
+        """With what was added to the pools at run time, by others perhaps: it must not look gone."""
+        whole = registration.with_added(Config(pools={pool.name: pool for pool in self.spec.pools}))
+        registration.serve(whole.pools.values())
+        registration.ask(whole.pools)
+        registration.register()
+
+    def _look(self, registration: Registration) -> None:
+        glances = registration.look()
+        if any(glance.revised for glance in glances.values()):
+            self._register(registration)
+        else:
+            registration.register()
 
     def _show(self) -> None:
         self.dispatchers[:] = [hosted.dispatcher for hosted in self._hosted]
@@ -318,7 +336,7 @@ def _run_supervised(spec: Spec, orders: _Orders) -> None:
         os.write(1, f"{text}\n".encode())
 
     async def main() -> None:
-        process = Process(spec, lambda: said("ready"), lambda number: said(f"applied {number}"))
+        process = Process(spec, lambda: said("ready"), lambda number: said(f"applied {number}"), registers=False)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, process.drain)
         for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, to the whole group

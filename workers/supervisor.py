@@ -97,6 +97,8 @@ class Supervisor:
         await asyncio.to_thread(self._pools.look)  # from here on a wish for a reload is heard
         await asyncio.to_thread(self.take_added)
         self._pools.serve(self._layout.served)
+        hosted = {place.partition("/")[0] for share in self._layout.shares for place in share}
+        await asyncio.to_thread(self._pools.register, hosted)
         self._lay_out()
         while not all(child.ready for child in self._children):
             await self._until_changed()

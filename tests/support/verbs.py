@@ -104,7 +104,7 @@ class Verbs:
         return list(words)
 
     def register(self, *rows: EndpointRow, **policies: int) -> list[str]:
-        return self.run(self.scripts.register(POOL, policies, rows))
+        return list(self.run(self.scripts.register(POOL, policies, rows)).gone)
 
     def enqueue(self, *tasks: NewTask | str, max_depth: int = 0) -> list[Enqueued]:
         news = [new(task) if isinstance(task, str) else task for task in tasks]
