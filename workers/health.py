@@ -20,6 +20,7 @@ from broker.store import AsyncStore
 from broker.task import Request
 from workers.adapters import Adapter, make_adapter
 from workers.dispatch import Dispatcher
+from workers.echoes import Echoes
 from workers.errors import AttemptFailed
 from workers.transport import make_transport
 from workers.transport.types import Timeouts, Transport
@@ -139,7 +140,7 @@ class Checker:
                 if not 200 <= answer < 300:
                     return f"probe {health.probe.method} {health.probe.path} answered {answer}"
         except AttemptFailed as failure:
-            return str(failure)
+            return Echoes(endpoint).text(str(failure))
         return ""
 
     async def _send(self, endpoint: Endpoint, request: Request) -> int:

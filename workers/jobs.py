@@ -18,6 +18,7 @@ from broker.errors import ConfigError, Problem
 from broker.rqjob import plain_result
 from broker.task import NpuTask, Request, Work, new_task_id
 from workers.adapters import NpuAdapter
+from workers.echoes import Echoes
 from workers.errors import AttemptFailed
 from workers.transport import make_transport
 from workers.transport.types import Answer, Call
@@ -48,13 +49,14 @@ def npu(task_type: str, data: Mapping[str, Any], timeout: float | None = None) -
 
 def _run(work: Work) -> dict[str, Any]:
     pool, endpoint = _only_endpoint(os.environ)
-    adapter = NpuAdapter(endpoint, pool)  # takes both kinds of work
+    adapter, echoes = NpuAdapter(endpoint, pool), Echoes(endpoint)  # this one takes both kinds of work
     call = adapter.call(work, _job_id(), 1)
     try:
         answer = asyncio.run(_send(call, pool))
+        adapter.check_answer(work, answer)
     except AttemptFailed as failure:
-        raise adapter.blame(work, failure) from None
-    adapter.check_answer(work, answer)
+        raise echoes.failure(adapter.blame(work, failure)) from None
+    answer = echoes.answer(answer)
     return plain_result(answer.status, answer.headers, answer.body, endpoint.id, 1)
 
 

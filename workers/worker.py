@@ -19,6 +19,7 @@ from broker.scripts import Claimed, DeadLetter, Finish, Release, Retry
 from broker.task import MOST_ATTEMPTS, Work
 from workers import retry
 from workers.adapters import Adapter, make_adapter
+from workers.echoes import Echoes
 from workers.errors import DEFAULT_PAUSE_S, AttemptFailed
 from workers.transport.types import Answer, Call, Transport
 
@@ -47,6 +48,7 @@ class Worker:
         self.pool = pool
         self.transport = transport
         self.adapter: Adapter = make_adapter(endpoint, pool, clock=wall)
+        self._echoes = Echoes(endpoint)
         self._rng = rng or random.Random()
         self._wall = wall
         self._answered = -math.inf  # when it last answered well here, by the monotonic clock
@@ -83,11 +85,11 @@ class Worker:
         try:
             answer = await self.transport.send(call)
             self.adapter.check_answer(work, answer)
-            return answer
+            return self._echoes.answer(answer)
         except AttemptFailed as failure:
             if by_deadline and failure.kind in ("attempt_timeout", "first_byte_timeout"):
                 raise AttemptFailed("own_timeout", "the task's deadline passed during the attempt") from None
-            raise self.adapter.blame(work, failure) from None
+            raise self._echoes.failure(self.adapter.blame(work, failure)) from None
 
     def _finish(self, claimed: Claimed, answer: Answer, serializer: str) -> Finish:
         self._answered = time.monotonic()

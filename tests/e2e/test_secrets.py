@@ -65,7 +65,9 @@ VERBS = (
     "status --json", "endpoint list", "endpoint list --json", "dead list", "dead list --json",
     "run in.jsonl -o out.jsonl",
     "run in.jsonl -o other.jsonl --no-workers --redis redis://:wrong@127.0.0.1:1/0", "-v status --redis nonsense",
-    "enqueue llm --json {} --path /400 --wait", "endpoint drain nobody", "task show nobody", "worker --burst",
+    "enqueue llm --json {} --path /400 --wait",
+    "enqueue llm --json {} --path /echo --wait", "enqueue llm --json {} --path /400/echo --wait",
+    "endpoint drain nobody", "task show nobody", "worker --burst",
 )  # fmt: skip
 BRIEFLY = [words for words in VERBS if words.startswith(("doctor", "dead", "run in.jsonl -o out", "enqueue"))]
 
@@ -112,6 +114,7 @@ def test_no_secret_is_in_anything_that_is_shown_or_kept(tmp_path: Path, form: st
         kept = everything(server)
         assert b"rq:job:" in kept
         assert leaked(kept) == []
+        assert b"Bearer ***" in kept  # of an endpoint that gives back what it was sent
     assert upstream.seen[-1].headers["authorization"] == f"Bearer {SECRETS['KEY']}"  # it is used, and not shown
     assert {where: names for where, text in seen.items() if (names := leaked(text))} == {}
     for path in tmp_path.rglob("*"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ class Seen(NamedTuple):
 
 class Upstream(ThreadingHTTPServer):
     """Answers `{"answer": 42}`, with the status in the path `/<status>` if there is one, else with `status`, and with
-    `retry_after` as its Retry-After if there is one. `/hold` waits for `release`; `/raw` answers what is in `raw`.
+    `retry_after` as its Retry-After if there is one. `/hold` waits for `release`; `/raw` answers what is in `raw`;
+    a path that ends in `/echo`, the request's headers, and its Authorization as X-Request-Id.
 
     `seen` has every request in order; `arrived` gives each as it comes.
     """
@@ -53,9 +55,13 @@ class _Handler(BaseHTTPRequestHandler):
         answer, status = b'{"answer": 42}', self.path[1:4]
         if self.path == "/raw":
             answer = self.server.raw
+        if self.path.endswith("/echo"):
+            answer = json.dumps(seen.headers).encode()
         try:
             self.send_response(int(status) if status.isdigit() else self.server.status)
             self.send_header("content-type", "application/json")
+            if self.path.endswith("/echo"):
+                self.send_header("x-request-id", seen.headers.get("authorization", ""))
             if self.server.retry_after:
                 self.send_header("retry-after", self.server.retry_after)
             self.send_header("content-length", str(len(answer)))
