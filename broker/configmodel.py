@@ -187,8 +187,8 @@ class RedisSettings:
 
     @property
     def shown(self) -> str:
-        """For people: the URL, credentials masked."""
-        return redis_url_with(self.url, None, "x").replace(":x@", f":{MASK}@", 1) if self.password else self.url
+        """For people: the URL, credentials masked, as errors of the connection show it."""
+        return redis_url_with(self.url, None, "x").replace(":x@", f"{MASK}@", 1) if self.password else self.url
 
 
 @dataclass(frozen=True, slots=True)

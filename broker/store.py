@@ -31,6 +31,11 @@ MINIMUM_VERSION = (7, 0)
 WANTED_SERVER = "use Redis 7.0 or newer, or Valkey"
 PASSING = ("BUSY", "NOREPLICAS", "UNKILLABLE")
 
+# What a script may not do, which the server says in words of its own and with the place in the script.
+ACL_IN_SCRIPT = re.compile(
+    r"(?:ERR )?(?:ACL failure in script: )?(?P<what>(?<=script: ).*?|The user executing the script can't .*?)"
+    r"(?: script: .*)?$"
+)
 IN_CLUSTER = "it is a node of a Redis Cluster; use redis+cluster://host:port and RQ_KEY_PREFIX={headrace}"
 UVLOOP_CLOSED = "the handler is closed"  # a RuntimeError of uvloop, for what is written to a connection that was reset
 
@@ -56,12 +61,13 @@ def masked(url: str) -> str:
 def translate(error: Exception, url: str) -> BrokerError:
     """redis-py's errors in our terms; one line with the remedy."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
+    in_script = ACL_IN_SCRIPT.match(text)
+    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError) or in_script:
         if text.startswith(("HELLO", "NOAUTH", "Authentication required")):
             return BrokerUnsuitable(f"Redis at {masked(url)} wants a password: give it in redis.url or redis.password")
-        text = text.rstrip(".")
+        text = (in_script["what"] if in_script else text).rstrip(".")
         remedy = "check the user and password in redis.url"
-        if isinstance(error, redis.exceptions.NoPermissionError):
+        if isinstance(error, redis.exceptions.NoPermissionError) or in_script:
             remedy = "give its user the rules of its role, as in docs/security.md"
         return BrokerUnsuitable(f"Redis at {masked(url)} refuses us: {text}; {remedy}")
     place = f"Redis at {masked(url)}"

@@ -138,6 +138,16 @@ def test_doctor_tells_a_role_what_it_may(tmp_path: Path, server: RealServer) -> 
     assert set(told) | {"default"} == set(documented_rules())
 
 
+def test_a_worker_with_a_producers_rights_is_told_what_to_do(tmp_path: Path, server: RealServer) -> None:
+    """It is a script that is refused, by the keys it uses, in the server's words for scripts."""
+    url = set_users(server)["producer"]
+    done = headrace("worker", "--endpoint", "http://127.0.0.1:1", "--redis", url, cwd=tmp_path)
+    assert done.returncode == 4
+    (told,) = [line for line in done.stderr.splitlines() if "refuses us" in line]
+    assert told.endswith("; give its user the rules of its role, as in docs/security.md")
+    assert "script:" not in told
+
+
 # TLS
 
 

@@ -78,7 +78,7 @@ def config(tmp_path: Path) -> Config:
 def test_a_shown_configuration_has_no_secret(config: Config) -> None:
     for text in (repr(config), str(config), json.dumps(config.to_dict()), yaml.safe_dump(config.to_dict())):
         assert HIDDEN not in text
-    assert config.redis.shown == "rediss://:***@h:1/0"
+    assert config.redis.shown == "rediss://***@h:1/0"
     assert HIDDEN not in repr(config.origins)
     revealed = json.dumps(config.to_dict(masked=False))
     assert revealed.count(HIDDEN) == 6
