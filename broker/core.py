@@ -29,6 +29,7 @@ from broker.inspect import pool_names, why_down
 from broker.keys import Keys
 from broker.outcome import FIELDS, read_result
 from broker.producer import Item, PoolLimits
+from broker.rqjob import rq_why
 from broker.scripts import NewTask, Scripts
 from broker.store import unsuitable
 from broker.task import Result
@@ -170,7 +171,9 @@ def stock_result(keys: Keys, bare: Result) -> Flow[Result]:
         [("HGET", keys.job(bare.task_id), "exc_info"), ("XREVRANGE", keys.results(bare.task_id), "+", "-", "COUNT", 1)]
     )
     if not bare.ok:
-        lines = (why or b"").decode("utf-8", "replace").strip().splitlines()
+        lines = as_text(why or b"").strip().splitlines()
+        if not lines and entries:
+            lines = [rq_why(entries[0][1].get(b"exc_string", b""))]
         return replace(bare, reason=lines[-1] if lines else "")
     told: dict[str, Any] = {}
     with suppress(ValueError, KeyError, IndexError):

@@ -5,19 +5,19 @@ A dead letter is a task whose outcome is `dead` or `poison`; it stands in RQ's f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from broker.core import discard
 from broker.errors import InvalidTask
-from broker.fields import as_count, as_fields, as_seconds, as_text
+from broker.fields import as_count, as_seconds, as_text
 from broker.flows import Call, Flow, Plain, drive, in_batches
 from broker.inspect import Plainly
 from broker.keys import Keys
 from broker.scripts import BATCH, Scripts
 from broker.task import check_pool, check_task_id
-from broker.taskview import Attempt, read_history, reason_of
+from broker.taskview import Attempt, failed_by_stock, read_history, reason_of, stock_failures
 
 if TYPE_CHECKING:
     from broker.store import Store
@@ -157,10 +157,16 @@ def page(keys: Keys, pool: str, limit: int, match: Filter, cursor: str | None) -
         if not entries:
             return Page(tuple(found), None)
         rows = yield Plain([("HMGET", keys.job(task_id), *_NAMES) for _, task_id in entries])
-        for (score, task_id), values in zip(entries, rows, strict=True):
+        read = [_row(values) for values in rows]
+        silent = [task_id for (_, task_id), row in zip(entries, read, strict=True) if failed_by_stock(row)]
+        told = (yield from stock_failures(keys, silent)) if silent else {}
+        for (score, task_id), row in zip(entries, read, strict=True):
             looked += 1
             cursor = f"{score}/{task_id}"
-            letter = _letter(task_id, values)
+            letter = _letter(task_id, row)
+            if letter is not None and task_id in told:
+                reason, ended_at = told[task_id]
+                letter = replace(letter, reason=reason, ended_at=ended_at)
             if letter is not None and match.matches(letter):
                 found.append(letter)
                 if len(found) == limit:
@@ -193,10 +199,12 @@ def _place(cursor: str | None) -> tuple[str, str]:
         raise InvalidTask(f"cursor {cursor!r}: take it from an earlier page") from None
 
 
-def _letter(task_id: str, values: Sequence[bytes | None]) -> DeadLetter | None:
+def _row(values: Sequence[bytes | None]) -> dict[str, str]:
+    return {name: as_text(value) for name, value in zip(_NAMES, values, strict=True) if value is not None}
+
+
+def _letter(task_id: str, row: Mapping[str, str]) -> DeadLetter | None:
     """None for an entry whose task is gone or was redriven."""
-    present = {name.encode(): value for name, value in zip(_NAMES, values, strict=True) if value is not None}
-    row = as_fields(present)
     outcome = row.get("x_out") or ("dead" if row.get("status") == "failed" else "")
     if outcome not in ("dead", "poison"):
         return None

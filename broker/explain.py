@@ -22,7 +22,7 @@ from broker.inspect import (
 )
 from broker.keys import Keys
 from broker.task import PRIORITIES, check_task_id
-from broker.taskview import MOST_LISTED, reason_of, variant_of
+from broker.taskview import MOST_LISTED, failed_by_stock, reason_of, stock_failures, variant_of
 
 if TYPE_CHECKING:
     from broker.store import Store
@@ -94,6 +94,9 @@ def read(keys: Keys, task_id: str) -> Flow[tuple[float, Reading]]:
     if not record:
         raise UnknownTask(f"task {task_id}: not in Redis; it never was, or its outcome has expired (queue.result_ttl)")
     row = as_fields({name: value for name, value in record.items() if name not in (b"data", b"x_body")})
+    if failed_by_stock(row):
+        for why, _ in (yield from stock_failures(keys, [task_id])).values():
+            row["exc_info"] = why
     pool, priority = row.get("origin", ""), row.get("x_pri") or "normal"
     own = keys.queue(pool, variant_of(row))
     higher = [keys.queue(pool, variant_of({**row, "x_pri": each})) for each in _above(priority)]

@@ -11,7 +11,7 @@ import json as jsonlib
 import math
 import time
 import zlib
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -38,6 +38,7 @@ COMPRESS_FROM: Final = 2048  # bytes
 MAX_DEPTH: Final = 100  # levels of nesting in a task's JSON
 MAX_REASON_CHARS: Final = 300
 MAX_DESCRIPTION_CHARS: Final = 120
+MAX_EXC_BYTES: Final = 1 << 20  # of a traceback, inflated
 
 _REQUEST_NAMES: Final = ("method", "path", "json", "body", "headers", "timeout")
 _NPU_NAMES: Final = ("task_type", "data", "timeout")
@@ -233,6 +234,15 @@ def rq_return_value(serializer: Serializer, result: Mapping[str, Any]) -> str:
 def rq_exc_string(text: str) -> str:
     """`exc_string` in RQ's result stream: base64 of zlib of the text."""
     return b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode("ascii")
+
+
+def rq_why(exc_string: bytes) -> str:
+    """The last line of such a text, which names the error; "" for what is none, or too long."""
+    try:
+        text = _inflate(b64decode(exc_string), MAX_EXC_BYTES).decode("utf-8", "replace")
+    except (InvalidTask, ValueError):
+        return ""
+    return "".join(text.strip().splitlines()[-1:])
 
 
 def rq_success(serializer: Serializer, result: Mapping[str, Any], worker: str) -> list[str]:

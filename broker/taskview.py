@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.durations import span
@@ -24,7 +24,7 @@ from broker.flows import Flow, Plain, drive
 from broker.inspect import Plainly
 from broker.keys import Keys
 from broker.outcome import FIELDS, read_result
-from broker.rqjob import decode_data
+from broker.rqjob import decode_data, rq_why
 from broker.task import NpuTask
 
 if TYPE_CHECKING:
@@ -97,8 +97,13 @@ def task_view(keys: Keys, task_id: str, *, payload: bool) -> Flow[TaskView]:
     if not record:
         raise UnknownTask(f"task {task_id}: not in Redis; it never was, or its outcome has expired (queue.result_ttl)")
     raw = {as_text(name): value for name, value in record.items()}
-    where = yield from _where(keys, task_id, as_fields(record), ttl)
-    return _view(task_id, raw, where, ttl, payload)
+    row = as_fields(record)
+    where = yield from _where(keys, task_id, row, ttl)
+    view = _view(task_id, raw, where, ttl, payload)
+    if failed_by_stock(row):
+        for why, ended in (yield from stock_failures(keys, [task_id])).values():
+            return replace(view, reason=why, ended_at=ended)
+    return view
 
 
 def _where(keys: Keys, task_id: str, row: Mapping[str, str], ttl: int) -> Flow[str]:
@@ -161,6 +166,22 @@ def reason_of(row: Mapping[str, str]) -> str:
     """Ours, else the last line of what RQ keeps of an exception."""
     lines = (row.get("x_why") or row.get("exc_info") or "").strip().splitlines()
     return lines[-1] if lines else ""
+
+
+def stock_failures(keys: Keys, task_ids: Sequence[str]) -> Flow[dict[str, tuple[str, float]]]:
+    """Why and when each failed for which RQ keeps that: a stock `rq worker` writes it beside the task, not into it."""
+    replies = yield Plain([("XREVRANGE", keys.results(task_id), "+", "-", "COUNT", 1) for task_id in task_ids])
+    found: dict[str, tuple[str, float]] = {}
+    for task_id, entries in zip(task_ids, replies, strict=True):
+        for entry, fields in entries:
+            if b"exc_string" in fields:
+                found[task_id] = (rq_why(fields[b"exc_string"]), as_count(entry.partition(b"-")[0]) / 1000)
+    return found
+
+
+def failed_by_stock(row: Mapping[str, str]) -> bool:
+    """Whether a stock worker failed it, and did not say in its hash why."""
+    return not row.get("x_out") and row.get("status") == "failed" and not reason_of(row)
 
 
 def read_history(text: str) -> tuple[Attempt, ...]:

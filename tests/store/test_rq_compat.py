@@ -6,6 +6,8 @@ import json
 import os
 import threading
 import time
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +21,7 @@ import rq.results
 import rq.scheduler
 import rq.serializers
 
-from broker import Broker, rqjob
+from broker import Broker, DeadLettered, admin, rqjob
 from broker.errors import InvalidTask
 from broker.rqjob import Serializer, decode_data, encode_work, is_plain
 from broker.scripts import NewTask
@@ -199,6 +201,31 @@ def test_a_stock_worker_without_an_endpoint_says_what_is_missing(
     run_stock_worker(connection)
     result = fetch(connection, task_id).latest_result()
     assert "HEADRACE_ENDPOINT" in str(result.exc_string).splitlines()[-1]
+
+
+def test_why_and_when_a_stock_worker_failed_a_task_is_seen_everywhere(
+    connection: Any, put: Put, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RQ keeps it in a stream beside the task's hash."""
+    monkeypatch.delenv("HEADRACE_ENDPOINT", raising=False)
+    task_id, mangled = put(Request("GET", "/")), put(Request("GET", "/"))
+    before = time.time()
+    run_stock_worker(connection)
+    why = str(fetch(connection, task_id).latest_result().exc_string).strip().splitlines()[-1]
+    bomb = b64encode(zlib.compress(b"x" * (8 << 20)))
+    connection.xadd(f"rq:results:{mangled}", {"type": 2, "exc_string": bomb})
+    with closing(Store(redis_url)) as store, Broker(redis_url) as broker:
+        letters = {each.id: each for each in admin.dead_list(store, POOL).letters}
+        assert letters[task_id].reason == why
+        assert before - 5 < (letters[task_id].ended_at or 0.0) < time.time() + 5
+        assert letters[mangled].reason == ""
+        matching = admin.dead_list(store, POOL, match=admin.Filter("HEADRACE_ENDP")).letters
+        assert [each.id for each in matching] == [task_id]
+        assert (admin.task_show(store, task_id).reason, admin.task_show(store, mangled).reason) == (why, "")
+        assert admin.task_show(store, task_id).ended_at == letters[task_id].ended_at
+        assert why in admin.task_explain(store, task_id).summary
+        with pytest.raises(DeadLettered, match="HEADRACE_ENDPOINT"):
+            broker.task(POOL, task_id).result(timeout=5)
 
 
 def test_rqs_scheduler_queues_a_delayed_task(connection: Any, put: Put, upstream: Upstream) -> None:
