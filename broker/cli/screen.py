@@ -74,11 +74,7 @@ def print_tally(tally: Tally, wall: float, out: TextIO) -> None:
     ]
     if rows:
         print_table(("endpoint", "served", "share", "failures", "p50", "p95"), rows, out)
-    parts = [f"{tally.answered} answered", f"{tally.failed} failed"]
-    if tally.bad:
-        parts.append(counted(tally.bad, "bad line"))
-    if tally.changed:
-        parts.append(f"{tally.changed} changed and not sent")
+    parts = [f"{tally.answered} answered", f"{tally.failed} failed", *_not_sent(tally)]
     if tally.earlier:
         parts.append(f"{tally.earlier} done earlier")
     if tally.earlier_failed:
@@ -141,7 +137,13 @@ class BarProgress:
 
 
 def _troubles(tally: Tally) -> str:
-    found = [f"{tally.retries} retries"] if tally.retries else []
-    if tally.failed or tally.bad:
-        found.append(f"{tally.failed + tally.bad} failed")
-    return "".join(f", {each}" for each in found)
+    found = [counted(tally.retries, "retry", "retries")] if tally.retries else []
+    if tally.failed:
+        found.append(f"{tally.failed} failed")
+    return "".join(f", {each}" for each in (*found, *_not_sent(tally)))
+
+
+def _not_sent(tally: Tally) -> list[str]:
+    """Lines that became no task, in the words of the progress and of the end alike."""
+    found = [counted(tally.bad, "bad line")] if tally.bad else []
+    return [*found, f"{tally.changed} changed and not sent"] if tally.changed else found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from broker.cli import screen
 from broker.cli.settings import meant
+from broker.cli.tally import Tally
 from broker.errors import DeadLettered, Expired
 from tests.support.commands import headrace
 
@@ -28,6 +31,15 @@ def test_a_resumed_run_says_that_earlier_lines_failed(tmp_path: Path) -> None:
     assert "0 failed, 1 done earlier, of those 1 failed" in again.stderr + again.stdout
     told = headrace(*words, "--json", cwd=tmp_path)
     assert json.loads(told.stdout)["earlier_failed"] == 1
+
+
+def test_a_run_calls_a_bad_line_the_same_while_it_goes_on_and_at_its_end() -> None:
+    tally = Tally(answered=3, failed=1, bad=2, changed=1, retries=1)
+    during, end = io.StringIO(), io.StringIO()
+    screen.PlainProgress(during, every=0.0).update(tally, 9)
+    screen.print_tally(tally, 0.0, end)
+    assert during.getvalue().endswith("/s, 1 retry, 1 failed, 2 bad lines, 1 changed and not sent\n")
+    assert "1 failed, 2 bad lines, 1 changed and not sent" in end.getvalue()
 
 
 def test_remove_proposes_only_what_can_be_removed(tmp_path: Path, redis_url: str) -> None:
