@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Final
 
-BEAT_S: Final = 0.25
+BEAT_S: Final = 0.5  # each beat wakes an idle process; what a block shows is its length less a beat, at worst
 SHOWN_S: Final = 60.0  # the worst of so long is told: a look now and then must not miss it
 TOO_LATE_S: Final = 2.0
 

@@ -56,7 +56,7 @@ class Fleet:
         self.file = folder / "headrace.yaml"
         self.file.write_text(yaml.safe_dump({"redis": {"url": redis_url}, "processes": processes, "pools": pools}))
         self.log = folder / "worker.log"
-        shares = layout(load_config(self.file, {}), Selection(), cpus=1).shares
+        shares = layout(load_config(self.file, env or {}), Selection(), cpus=1).shares
         self._planned = {pool: sum(any(at.startswith(f"{pool}/") for at in each) for each in shares) for pool in pools}
         self.store = Store(redis_url)
         with self.log.open("ab") as log:
