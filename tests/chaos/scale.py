@@ -100,22 +100,28 @@ def lines(count: int, folder: Path, slots: int = 128) -> tuple[int, Memory, floa
 
 @dataclass
 class Crowd:
-    """What `crowd` saw. `overheads`: seconds that each task took beyond what its endpoint did."""
+    """What `crowd` saw. `overheads`: seconds that each task took beyond what its endpoint did, in the order of their start.
+
+    `first`: so many of them began all at once, and opened their connections; the endpoint takes those one by one.
+    """
 
     memory: Memory
     most: int
     overheads: list[float]
     failed: int
     ended: bool  # a process ended
+    first: int
 
-    def overhead(self, share: float) -> float:
-        return sorted(self.overheads)[min(len(self.overheads) - 1, int(len(self.overheads) * share))]
+    def overhead(self, share: float, *, warm: bool = False) -> float:
+        """A quantile; `warm`: without the first ones."""
+        seen = sorted(self.overheads[self.first if warm else 0 :])
+        return seen[min(len(seen) - 1, int(len(seen) * share))]
 
 
 def crowd(in_flight: int, seconds: float, folder: Path) -> Crowd:
     """Steadily so many requests in flight on one process."""
     record = folder / "hits.jsonl"
-    took: dict[str, float] = {}
+    took: dict[str, tuple[float, float]] = {}
     most, failed, stop = 0, 0, threading.Event()
     options = ("--latency", "2s", "--jitter", "500ms", "--record", str(record))
     with redis_server() as server, SimulatedEndpoint(*options) as endpoint, Broker(server.unix_url) as broker:
@@ -138,15 +144,16 @@ def crowd(in_flight: int, seconds: float, folder: Path) -> Crowd:
                 threading.Thread(target=each, daemon=True).start()
             for result in broker.map("llm", work(), window=in_flight * 2):
                 failed += not result.ok
-                took[result.task_id] = result.ended_at - result.started_at
+                took[result.task_id] = result.started_at, result.ended_at - result.started_at
             stop.set()
             ended = running.pids != [pid]
     overheads = []
     for line in record.read_text().splitlines():
         hit = json.loads(line)
         if hit["task"] in took:
-            overheads.append(took[hit["task"]] - (hit["t"] - hit["began"]))
-    return Crowd(memory, most, overheads, failed, ended)
+            started, seconds_taken = took[hit["task"]]
+            overheads.append((started, seconds_taken - (hit["t"] - hit["began"])))
+    return Crowd(memory, most, [late for _, late in sorted(overheads)], failed, ended, in_flight)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seen = crowd(options.in_flight, options.seconds, Path(folder))
     print(
         f"{len(seen.overheads)} tasks, {seen.failed} failed, {seen.most} in flight at most; overhead p50 "
-        f"{seen.overhead(0.5) * 1000:.0f} ms, p99 {seen.overhead(0.99) * 1000:.0f} ms; "
+        f"{seen.overhead(0.5) * 1000:.0f} ms, p99 {seen.overhead(0.99) * 1000:.0f} ms, without the first "
+        f"{seen.first}, which begin at once, {seen.overhead(0.99, warm=True) * 1000:.0f} ms; "
         f"memory of the process {seen.memory}"
     )
     return int(seen.ended or seen.failed > 0 or seen.most < options.in_flight or not seen.memory.flat)
