@@ -100,8 +100,9 @@ def lines(count: int, folder: Path, slots: int = 128) -> tuple[int, Memory, floa
 
 @dataclass
 class Crowd:
-    """What `crowd` saw. `overheads`: seconds that each task took beyond what its endpoint did, in the order of their start.
+    """What `crowd` saw.
 
+    `overheads`: seconds that each task took beyond what its endpoint did, in the order of their start.
     `first`: so many of them began all at once, and opened their connections; the endpoint takes those one by one.
     """
 
