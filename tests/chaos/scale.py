@@ -103,7 +103,7 @@ class Crowd:
     """What `crowd` saw.
 
     `overheads`: seconds that each task took beyond what its endpoint did, in the order of their start.
-    `first`: so many of them began all at once, and opened their connections; the endpoint takes those one by one.
+    `first`: so many of them began all at once, and waited for their connections, which are opened at a measured pace.
     """
 
     memory: Memory
