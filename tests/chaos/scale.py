@@ -145,15 +145,15 @@ def crowd(in_flight: int, seconds: float, folder: Path) -> Crowd:
                 threading.Thread(target=each, daemon=True).start()
             for result in broker.map("llm", work(), window=in_flight * 2):
                 failed += not result.ok
-                took[result.task_id] = result.started_at, result.ended_at - result.started_at
+                took[result.task_id] = result.started_at, result.ended_at
             stop.set()
             ended = running.pids != [pid]
     overheads = []
     for line in record.read_text().splitlines():
         hit = json.loads(line)
         if hit["task"] in took:
-            started, seconds_taken = took[hit["task"]]
-            overheads.append((started, seconds_taken - (hit["t"] - hit["began"])))
+            started, ended_at = took[hit["task"]]
+            overheads.append((started, ended_at - started - (hit["t"] - hit["began"])))
     return Crowd(memory, most, [late for _, late in sorted(overheads)], failed, ended, in_flight)
 
 

@@ -160,10 +160,11 @@ def test_a_worker_with_an_older_configuration_leaves_the_newer_one_alone(tmp_pat
             def again(running: Fleet) -> int:
                 return running.log.read_text().count(AGAIN)
 
-            def lose_e0() -> None:
+            def mended_after(*command: str) -> None:
                 said = again(new)
-                store.pipelined([("DEL", store.keys.endpoint("llm", "e0"))])
-                until(lambda: row(new, "e0").get("cap") == "7", "again, by the newer one", 20)
+                store.pipelined([command])
+                mended = "the newer one is in force"
+                until(lambda: in_force() == newest and row(new, "e0").get("cap") == "7", mended, 20)
                 until(lambda: again(new) == said + 1, "it says so")
 
             until(lambda: row(new, "e0")["cap"] == "7", "the newer one is in force")
@@ -173,13 +174,11 @@ def test_a_worker_with_an_older_configuration_leaves_the_newer_one_alone(tmp_pat
             old.kill_one()
             until(lambda: set(old.pids) - pids and waits(set(old.pids)), "the old one's process is there again")
             assert in_force() == newest
-            said = again(new)
-            store.pipelined([("FLUSHALL",)])
-            until(lambda: in_force() == newest and row(new, "e0").get("cap") == "7", "the newer one is in force", 20)
-            until(lambda: again(new) == said + 1, "it says so")
-            lose_e0()  # whatever the other one wrote while there was nothing, and said of it, is past then
+            mended_after("FLUSHALL")
+            lost = ("DEL", store.keys.endpoint("llm", "e0"))
+            mended_after(*lost)  # whatever the other one wrote while there was nothing, and said of it, is past then
             silent = again(old)
-            lose_e0()
+            mended_after(*lost)
             assert again(old) == silent
             assert in_force() == newest
 
