@@ -6,7 +6,15 @@
 
 local events = {} -- what people are told: "opened <endpoint> <cooldown ms> <reason>", "closed <endpoint>"
 
+-- What is asked first of an endpoint when an attempt on it ended.
+local OF_BREAKER = {'state', 'fails', 'good', 'ramp', 'ramp_ok', 'cap', 'epoch'}
+
 local function epoch_of(lease) return tonumber(string.match(lease, '^%d+%.(%d+)%.')) or -1 end
+
+-- Whether what came of the lease says something of the endpoint as it is now. `record`: OF_BREAKER.
+local function counts(record, lease)
+  return record[1] ~= 'open' and epoch_of(lease) == (tonumber(record[7] or '') or 0)
+end
 
 local function open_breaker(endpoint, policy, now, again, reason)
   local key = endpoint_key(endpoint)
@@ -32,24 +40,31 @@ local function close_breaker(endpoint)
   events[#events + 1] = 'closed ' .. endpoint
 end
 
--- Attempts and failures of the last one to two windows. Returns both, this batch included.
-local function count_rate(key, now, window, attempts, failures)
-  local at = math.floor(now / window)
-  local record = call('HMGET', key, 'rate_at', 'rate_n', 'rate_f')
-  local last = tonumber(record[1] or '') or -1
+-- Attempts and failures of the last one to two windows, as the endpoint's hash has them ("<window before> <this one>"),
+-- and what a batch adds. Returns the fields to write, and both counts with the batch in them.
+local RATE = {'rate_at', 'rate_n', 'rate_f'}
+
+local function rate_with(record_at, record_n, record_f, at, attempts, failures)
+  local last = tonumber(record_at or '') or -1
   local old_n, old_f = 0, 0
   if last == at then
-    local before, this = string.match(record[2] or '', '^(%d+) (%d+)$')
-    local before_f, this_f = string.match(record[3] or '', '^(%d+) (%d+)$')
+    local before, this = string.match(record_n or '', '^(%d+) (%d+)$')
+    local before_f, this_f = string.match(record_f or '', '^(%d+) (%d+)$')
     old_n, old_f = tonumber(before) or 0, tonumber(before_f) or 0
     attempts, failures = attempts + (tonumber(this) or 0), failures + (tonumber(this_f) or 0)
   elseif last == at - 1 then
-    old_n = tonumber(string.match(record[2] or '', ' (%d+)$')) or 0
-    old_f = tonumber(string.match(record[3] or '', ' (%d+)$')) or 0
+    old_n = tonumber(string.match(record_n or '', ' (%d+)$')) or 0
+    old_f = tonumber(string.match(record_f or '', ' (%d+)$')) or 0
   end
-  call('HSET', key, 'rate_at', int(at), 'rate_n', int(old_n) .. ' ' .. int(attempts), 'rate_f',
-    int(old_f) .. ' ' .. int(failures))
-  return old_n + attempts, old_f + failures
+  local fields = {'rate_at', int(at), 'rate_n', int(old_n) .. ' ' .. int(attempts), 'rate_f', int(old_f) .. ' ' .. int(failures)}
+  return fields, old_n + attempts, old_f + failures
+end
+
+local function count_rate(key, now, window, attempts, failures)
+  local record = call('HMGET', key, unpack(RATE))
+  local fields, n, f = rate_with(record[1], record[2], record[3], math.floor(now / window), attempts, failures)
+  call('HSET', key, unpack(fields))
+  return n, f
 end
 
 -- After a recovery an endpoint gets one slot, then twice as many each time as many attempts as that have succeeded.
@@ -63,9 +78,14 @@ local function ramp_up(key, cap, ramp, ramp_ok, count)
   else call('HSET', key, 'ramp', int(ramp), 'ramp_ok', int(ramp_ok)) end
 end
 
-local function good_results(endpoint, now, count)
-  local key = endpoint_key(endpoint)
-  local record = call('HMGET', key, 'state', 'fails', 'good', 'ramp', 'ramp_ok', 'cap')
+local window_of_rate -- ms, 0 for none; asked for once a call
+local function rate_window()
+  window_of_rate = window_of_rate or tonumber(call('HGET', K_POOL, 'rate_window') or '') or 0
+  return window_of_rate
+end
+
+-- What `count` successes change, but for the rate. `record`: OF_BREAKER.
+local function good_results(endpoint, key, record, count)
   if record[1] == 'half_open' then
     local wanted = tonumber(call('HGET', K_POOL, 'half_open_successes') or '') or 1
     local good = (tonumber(record[3] or '') or 0) + count
@@ -76,19 +96,18 @@ local function good_results(endpoint, now, count)
   if record[4] then
     ramp_up(key, tonumber(record[6] or '') or 1, tonumber(record[4]), tonumber(record[5] or '') or 0, count)
   end
-  local window = tonumber(call('HGET', K_POOL, 'rate_window') or '') or 0
-  if window > 0 then count_rate(key, now, window, count, 0) end
 end
 
--- verdict: 'good' (count of them), 'count' (the endpoint's fault), 'open' (at once: our key is wrong), 'ignore'.
-local function breaker_result(endpoint, lease, verdict, now, reason, count)
+-- verdict: 'good', 'count' (the endpoint's fault), 'open' (at once: our key is wrong), 'ignore'.
+local function breaker_result(endpoint, lease, verdict, now, reason)
   if verdict == 'ignore' then return end
   local key = endpoint_key(endpoint)
-  local record = call('HMGET', key, 'state', 'epoch')
+  local record = call('HMGET', key, unpack(OF_BREAKER))
   local state = record[1] or 'closed'
-  if state == 'open' or epoch_of(lease) ~= (tonumber(record[2] or '') or 0) then return end
+  if not counts(record, lease) then return end
   if verdict == 'good' then
-    good_results(endpoint, now, count or 1)
+    good_results(endpoint, key, record, 1)
+    if state ~= 'half_open' and rate_window() > 0 then count_rate(key, now, rate_window(), 1, 0) end
     return
   end
   local policy = call('HMGET', K_POOL, 'failures', 'cooldown', 'cooldown_max', 'rate_window', 'failure_rate',

@@ -224,14 +224,14 @@ for _, class in ipairs(classes) do
   local handed = hand_out(class)
   local list = in_order(handed)
   -- A small batch must not all go to the first endpoint: the shares shrink together.
-  local wanted = 0
-  for _, endpoint in ipairs(list) do
-    endpoint.quota = math.min(handed[endpoint.id], own_limit(endpoint))
-    wanted = wanted + endpoint.quota
+  local wanted, quotas = 0, {}
+  for at, endpoint in ipairs(list) do
+    quotas[at] = math.min(handed[endpoint.id], own_limit(endpoint))
+    wanted = wanted + quotas[at]
   end
   local scale = wanted > most - given and (most - given) / wanted or 1
-  for _, endpoint in ipairs(list) do
-    local quota = math.min(endpoint.quota, math.ceil(endpoint.quota * scale))
+  for at, endpoint in ipairs(list) do
+    local quota = math.min(quotas[at], math.ceil(quotas[at] * scale))
     if quota > 0 then
       local started = take(class, endpoint, quota)
       if started > 0 then
@@ -251,9 +251,10 @@ end
 
 write_sums(sums)
 
-for _, endpoint in ipairs(in_order(took)) do
-  endpoint.last = call('HINCRBY', K_POOL, 'seq', 1)
-  call('HSET', endpoint_key(endpoint.id), 'last', endpoint.last)
+local served = in_order(took)
+if #served > 0 then
+  local before_these = call('HINCRBY', K_POOL, 'seq', #served) - #served
+  for at, endpoint in ipairs(served) do call('HSET', endpoint_key(endpoint.id), 'last', int(before_these + at)) end
 end
 
 -- Stay on the list of those who will answer a doorbell.

@@ -7,12 +7,13 @@
 local SILENT_AFTER = 5000      -- ms; processes speak at least every 2 s
 local LIVE_FOR = 30000         -- ms since an endpoint's worker last renewed: it still counts for exclusions
 
--- field of rq:x:waiting: process -> "<spoke>|<rung>|<endpoint>=<room>,..."
-local function read_waiting(now, spill)
+-- field of rq:x:waiting: process -> "<spoke>|<rung>|<endpoint>=<room>,..."; all but the one that asks
+local function read_waiting(now, spill, asker)
   local found = {}
   local raw = call('HGETALL', K_WAITING)
   for at = 1, #raw, 2 do
-    local spoke, rung, rooms = string.match(raw[at + 1], '^(%d+)|(%d+)|(.*)$')
+    local spoke, rung, rooms
+    if raw[at] ~= asker then spoke, rung, rooms = string.match(raw[at + 1], '^(%d+)|(%d+)|(.*)$') end
     if spoke then
       spoke, rung = tonumber(spoke), tonumber(rung)
       local trusted = now - spoke <= SILENT_AFTER and (rung == 0 or now - rung < spill)
@@ -29,38 +30,37 @@ local function write_waiting(process)
 end
 
 local FIELDS = {'priority', 'cap', 'on', 'capabilities', 'state', 'until', 'pause', 'last', 'seen', 'drain', 'probe',
-  'epoch', 'healthy', 'checked', 'ramp', 'auto'}
+  'epoch', 'healthy', 'checked', 'ramp'}
 
--- How many more requests the endpoint may have in flight, whoever asks. One that idled for longer than a check is good
--- for is checked first: `stale`.
-local function free_slots(endpoint, now, check_after)
-  if not endpoint.on or endpoint.drain or endpoint.pause > now or endpoint.healthy == '0' then return 0 end
-  if check_after > 0 and endpoint.in_flight == 0 and now - endpoint.checked > check_after then
-    endpoint.stale = true
-    return 0
-  end
-  if endpoint.state == 'open' and endpoint.opens > now then return 0 end
-  local free = math.max(0, math.min(endpoint.cap, endpoint.ramp or endpoint.cap) - endpoint.in_flight)
-  if endpoint.state ~= 'closed' then
-    local probing = endpoint.probe and call('ZSCORE', slots_key(endpoint.id), endpoint.probe)
-    return (free > 0 and not probing) and 1 or 0
-  end
-  return free
-end
+local function whole_of(text) return tonumber(text or '') or 0 end
 
-local function read_endpoint(id, now, check_after)
-  local record = call('HMGET', endpoint_key(id), unpack(FIELDS))
-  local endpoint = {
-    id = id, priority = tonumber(record[1] or '') or 5, cap = tonumber(record[2] or '') or 1,
-    on = record[3] == '1', capabilities = record[4] or '', state = record[5] or 'closed',
-    opens = tonumber(record[6] or '') or 0, pause = tonumber(record[7] or '') or 0,
-    last = tonumber(record[8] or '') or 0, seen = tonumber(record[9] or '') or 0,
-    drain = record[10] == '1', probe = record[11] or nil, epoch = tonumber(record[12] or '') or 0,
-    healthy = record[13], checked = tonumber(record[14] or '') or 0, ramp = tonumber(record[15] or ''),
-    in_flight = call('ZCARD', slots_key(id)), rung = {},
+-- `room`: how many more its waiting siblings offer to run; `mine`: how many more who asks.
+-- Its fields are few: a table of over 16 costs twice as much, and a claim makes one for each endpoint.
+--   free     how many more it may have in flight, whoever asks
+--   counted  of those, how many somebody waits for
+--   stale    it idled for longer than a check is good for, and is checked first
+--   up       it may be given tasks, now or when it is free
+local function read_endpoint(id, now, check_after, room, mine)
+  local record, in_flight = call('HMGET', endpoint_key(id), unpack(FIELDS)), call('ZCARD', slots_key(id))
+  local cap, state, opens, pause = tonumber(record[2] or '') or 1, record[5] or 'closed', whole_of(record[6]), whole_of(record[7])
+  local in_service = record[3] == '1' and record[10] ~= '1' and record[13] ~= '0'
+  local up = in_service and not (state == 'open' and opens > now)
+  local free, stale = 0, false
+  if in_service and pause <= now then
+    stale = check_after > 0 and in_flight == 0 and now - whole_of(record[14]) > check_after
+    if up and not stale then
+      free = math.max(0, math.min(cap, tonumber(record[15] or '') or cap) - in_flight)
+      if free > 0 and state ~= 'closed' then
+        free = (record[11] and call('ZSCORE', slots_key(id), record[11])) and 0 or 1
+      end
+    end
+  end
+  return {
+    id = id, priority = tonumber(record[1] or '') or 5, cap = cap, capabilities = record[4] or '', state = state,
+    opens = opens, pause = pause, last = whole_of(record[8]), epoch = whole_of(record[12]), up = up,
+    seen = whole_of(record[9]), in_flight = in_flight, load = in_flight, free = free, stale = stale,
+    counted = math.min(free, room + mine),
   }
-  endpoint.free = free_slots(endpoint, now, check_after)
-  return endpoint
 end
 
 -- in_flight as if every task already handed out were running.
@@ -74,35 +74,33 @@ end
 -- Everything a decision needs, read once. mine: endpoint id -> room, of the process that asks ('' for none). check_after:
 -- ms that a check is good for; none for who announces tasks: it rings for a stale endpoint too, whose process checks it.
 local function read_view(now, spill, asker, mine, check_after)
-  local view = {now = now, endpoints = {}, by_id = {}, waiting = {}, asker = asker}
+  local view = {now = now, endpoints = {}, by_id = {}, waiting = read_waiting(now, spill, asker), asker = asker}
   local room = {}
-  for _, process in ipairs(read_waiting(now, spill)) do
-    if process.name ~= asker then
-      view.waiting[#view.waiting + 1] = process
-      if process.trusted then
-        for id, count in pairs(process.rooms) do room[id] = (room[id] or 0) + count end
-      end
+  for _, process in ipairs(view.waiting) do
+    if process.trusted then
+      for id, count in pairs(process.rooms) do room[id] = (room[id] or 0) + count end
     end
   end
+  local tiers, priorities = {}, {}
   for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
-    local endpoint = read_endpoint(id, now, check_after or 0)
-    endpoint.sibling_room = room[id] or 0
-    endpoint.counted = math.min(endpoint.free, endpoint.sibling_room + (mine[id] or 0))
-    endpoint.load = endpoint.in_flight
-    view.endpoints[#view.endpoints + 1] = endpoint
+    local endpoint = read_endpoint(id, now, check_after or 0, room[id] or 0, mine[id] or 0)
     view.by_id[id] = endpoint
+    local tier = tiers[endpoint.priority]
+    if not tier then
+      tier = {}
+      tiers[endpoint.priority], priorities[#priorities + 1] = tier, endpoint.priority
+    end
+    tier[#tier + 1] = endpoint
   end
-  table.sort(view.endpoints, function(a, b)
-    if a.priority ~= b.priority then return a.priority > b.priority end
-    return a.id < b.id
-  end)
+  table.sort(priorities, function(a, b) return a > b end)
+  for _, priority in ipairs(priorities) do -- within a tier their order says nothing: `before` does
+    for _, endpoint in ipairs(tiers[priority]) do view.endpoints[#view.endpoints + 1] = endpoint end
+  end
   return view
 end
 
 local function live(view, endpoint)
-  if not endpoint.on or endpoint.drain or endpoint.healthy == '0' then return false end
-  if endpoint.state == 'open' and endpoint.opens > view.now then return false end
-  return endpoint.counted > 0 or view.now - endpoint.seen <= LIVE_FOR
+  return endpoint.up and (endpoint.counted > 0 or view.now - endpoint.seen <= LIVE_FOR)
 end
 
 -- The endpoints that may take the tasks of one list. Excluded ones only when no other is live: a pool of one endpoint
@@ -187,12 +185,25 @@ local function sort_classes(classes, by_age)
   end)
 end
 
+-- The heap's item at `at` goes down to its place: the endpoint that comes before all others is the first.
+local function sink(heap, at, size)
+  local item = heap[at]
+  while at * 2 <= size do
+    local child = at * 2
+    if child < size and before(heap[child + 1], heap[child]) then child = child + 1 end
+    if not before(heap[child], item) then break end
+    heap[at] = heap[child]
+    at = child
+  end
+  heap[at] = item
+end
+
 -- Hands `count` tasks one by one to the least loaded of the tier; by levels first where that is long, with the same
 -- result: all hand-outs below a load are made before any at it.
 local function water_fill(tier, count)
   local handed = {}
   for _, endpoint in ipairs(tier) do handed[endpoint.id] = 0 end
-  if count * #tier > 2000 then
+  if count > 4 * #tier + 100 then
     local low, high = 0, 0
     for _, endpoint in ipairs(tier) do
       high = math.max(high, (endpoint.load + endpoint.counted) / endpoint.cap)
@@ -212,15 +223,24 @@ local function water_fill(tier, count)
       count = count - given
     end
   end
-  while count > 0 do
-    local best
-    for _, endpoint in ipairs(tier) do
-      if endpoint.counted > 0 and (not best or before(endpoint, best)) then best = endpoint end
+  local heap, size = {}, 0
+  for _, endpoint in ipairs(tier) do
+    if endpoint.counted > 0 then
+      size = size + 1
+      heap[size] = endpoint
     end
-    if not best then break end
+  end
+  for at = math.floor(size / 2), 1, -1 do sink(heap, at, size) end
+  while count > 0 and size > 0 do
+    local best = heap[1]
     handed[best.id] = handed[best.id] + 1
     best.load, best.counted = best.load + 1, best.counted - 1
     count = count - 1
+    if best.counted == 0 then
+      heap[1], heap[size] = heap[size], nil
+      size = size - 1
+    end
+    if size > 1 then sink(heap, 1, size) end
   end
   return handed
 end
