@@ -82,6 +82,7 @@ def _options(args: argparse.Namespace) -> Options:
         small=args.small,
         transport=args.transport,
         peers=peers,
+        aof=args.aof,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from bench.headrace import POOL
 from bench.peers import PEERS, VARIANTS
 from bench.peers.__main__ import FOLDER
 from bench.processes import BenchError, cores, environment, family, run, running, until
-from bench.servers import Server
+from bench.servers import Server, server
 from bench.system import MISSING
 from broker.keys import Keys
 
@@ -28,7 +29,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """`tasks` for headrace to drain (others get their share); `repeats` of which the median counts."""
+    """`tasks` for headrace to drain (others get their share); `repeats` of which the median counts; `aof`: of the run's
+    server."""
 
     tasks: int = 20_000
     repeats: int = 5
@@ -36,6 +38,7 @@ class Options:
     small: bool = False
     transport: str = "auto"
     peers: tuple[str, ...] = ()
+    aof: bool = False
 
     @property
     def cores(self) -> int:
@@ -165,6 +168,17 @@ class Lab:
         self.skipped = [handle for handle in found if handle.missing]
         for handle in self.skipped:
             self.say(f"{handle.name}: skipped, {handle.missing} (python -m bench.peers {handle.name})")
+
+    @contextmanager
+    def fresh_server(self, aof: bool) -> Iterator[Server]:
+        """Another server of the same kind, for the block: what earlier loads left of a heap or a file is not in it."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder, prefix="server-"))  # what an earlier one wrote would be read
+        usual = self.server
+        with server(self.kind, folder, aof) as self.server:
+            try:
+                yield self.server
+            finally:
+                self.server = usual
 
     @property
     def rq(self) -> Handle | None:

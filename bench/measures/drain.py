@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from bench.endpoints import Endpoint, fast_endpoint, fast_name
 from bench.lab import Handle, Lab, median
 from bench.measures.progress import rate, watch
 from bench.processes import BenchError, run, until
 from bench.report import Goal, Section, number
-from bench.servers import server
 
 SLOTS = 256
 DEAR_CLIENT_US = 90.0  # above this the client hides the queue, and 0.95 of it is asked for
@@ -43,15 +40,10 @@ def bare(lab: Lab, url: str, count: int, in_flight: int = SLOTS, skip: int = 0) 
     return told
 
 
-def with_aof(lab: Lab, kind: str, measure: Callable[[], float]) -> float:
+def with_aof(lab: Lab, endpoint: Endpoint, count: int) -> float:
     """The same on a server with its append-only file on."""
-    folder = Path(tempfile.mkdtemp(dir=lab.folder, prefix="aof-"))  # what an earlier one wrote would be read
-    usual = lab.server
-    with server(kind, folder, aof=True) as lab.server:
-        try:
-            return measure()
-        finally:
-            lab.server = usual
+    with lab.fresh_server(aof=True):
+        return drain(lab.headrace, endpoint, count)
 
 
 def measure(lab: Lab) -> Section:
@@ -62,7 +54,7 @@ def measure(lab: Lab) -> Section:
         url = endpoint.urls[0]
         ours, over_aof, one, two, limit, *theirs = lab.rounds(
             lambda: drain(lab.headrace, endpoint, count),
-            lambda: with_aof(lab, lab.kind, lambda: drain(lab.headrace, endpoint, count)),
+            lambda: with_aof(lab, endpoint, count),
             lambda: drain(lab.headrace, endpoint, count, role="free") if lab.options.cores > 1 else None,
             lambda: drain(lab.headrace, endpoint, count, processes=2, role="free") if lab.options.cores > 1 else None,
             lambda: bare(lab, url, count),

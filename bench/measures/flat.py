@@ -51,6 +51,11 @@ def costs(lab: Lab, load: Load) -> list[Cost]:
     need = load.backlog * TASK_BYTES
     if available_bytes() < need:
         raise BenchError(f"a backlog of {load.backlog:,} needs {need / 1e9:.0f} GB of free memory")
+    with lab.fresh_server(lab.options.aof):
+        return _turns(lab, load)
+
+
+def _turns(lab: Lab, load: Load) -> list[Cost]:
     finished, server = Keys().registry("finished", POOL), lab.server
     looks: list[tuple[int, float, float]] = []
 
@@ -58,7 +63,6 @@ def costs(lab: Lab, load: Load) -> list[Cost]:
         looks.append((int(server.redis.zcard(finished)), server.cpu_us(), time.perf_counter()))
         return looks[-1][0]
 
-    server.clear()
     slots = max(1, SLOTS // load.endpoints)
     with fast_endpoint(lab.folder, hosts=load.endpoints) as endpoint:
         if load.backlog > USUAL_DEPTH:
@@ -77,8 +81,6 @@ def costs(lab: Lab, load: Load) -> list[Cost]:
                 count, cpu, end = looks[-1]
             if count > count_0:  # else both are in one look
                 found.append(Cost((cpu - cpu_0) / (count - count_0), (end - start) / (count - count_0)))
-    if load.backlog >= DEEP:
-        server.clear()
     return found
 
 
@@ -121,7 +123,8 @@ def measure(lab: Lab) -> Section:
                  at_least=False, unit="x", detail="highest against lowest")
         )  # fmt: skip
     section.notes.append(
-        f"CPU of the server's process by INFO cpu, all that it does: scripts, connections, and our looks each 10 ms. "
+        "CPU of the server's process by INFO cpu, all that it does: scripts, connections, and our looks each 10 ms. A new "
+        "server for each value: a heap that earlier loads left in pieces costs more. "
         f"Each backlog over {cases[0].span:,} tasks, halfway through which so many wait, and {TURNS} times "
         "a round; a million is queued once for all rounds. All worker processes share one core, so tasks/s "
         "with many of them shows the core, not them."
