@@ -13,10 +13,12 @@ from typing import Any, Final
 
 from broker import producer
 from broker.errors import (
+    BrokerError,
     BrokerUnsuitable,
     Canceled,
     DeadLettered,
     Expired,
+    HeadraceError,
     Poisoned,
     QueueFull,
     ResultTimeout,
@@ -24,13 +26,13 @@ from broker.errors import (
     UnknownTask,
 )
 from broker.fields import as_headers, as_number, as_object, as_status, as_text
-from broker.flows import Await, Call, Flow, Plain, in_batches
+from broker.flows import Await, Call, Flow, Made, Plain, Stream, in_batches
 from broker.inspect import pool_names, why_down
 from broker.keys import Keys
 from broker.outcome import FIELDS, read_result
-from broker.producer import Item, PoolLimits
+from broker.producer import Checked, Item, PoolLimits
 from broker.rqjob import rq_why
-from broker.scripts import NewTask, Scripts
+from broker.scripts import ENQUEUE_PART, Command, Enqueued, NewTask, Scripts
 from broker.store import unsuitable
 from broker.task import Result
 
@@ -74,8 +76,8 @@ class Core:
     def enqueue(self, pool: str, items: Sequence[Item]) -> Flow[list[str]]:
         """Everything is checked before anything is queued. The ids, in order."""
         limits = yield from self.limits(pool)
-        tasks = [producer.prepare(pool, item, limits) for item in items]
-        return (yield from enqueue(self.scripts, pool, tasks, limits))
+        checked = [producer.check(item, limits) for item in items]
+        return (yield from enqueue(self.scripts, pool, checked, limits))
 
     def cancel(self, pool: str, ids: Sequence[str]) -> Flow[list[bool]]:
         limits = yield from self.limits(pool)
@@ -103,21 +105,48 @@ def pool_limits(keys: Keys, pool: str) -> Flow[PoolLimits]:
     return PoolLimits.read(values)
 
 
-def enqueue(scripts: Scripts, pool: str, tasks: Sequence[NewTask], limits: PoolLimits) -> Flow[list[str]]:
-    """The ids, earlier ones for repeats. Raises QueueFull with the ids queued so far, IdempotencyConflict."""
+def enqueue(scripts: Scripts, pool: str, works: Sequence[Checked], limits: PoolLimits) -> Flow[list[str]]:
+    """The ids, earlier ones for repeats. Raises QueueFull with the ids that were queued, IdempotencyConflict.
+
+    The server works on one part of a round trip while the next is made: what is left to make needs no check.
+    """
     ids: list[str] = []
-    for chunk in producer.chunks(tasks):
-        try:
-            (answers,) = yield Call([scripts.enqueue(pool, chunk)])
-        except QueueFull as error:  # Redis is at its memory limit
-            raise QueueFull(str(error), ids) from error
-        for task, answer in zip(chunk, answers, strict=True):
-            if answer.word == "full":
-                raise producer.full(pool, limits, ids, len(tasks))
-            if answer.word == "conflict":
-                raise producer.conflict(task, answer)
-            ids.append(answer.id)
+    for chunk in producer.chunks(works):
+        tasks, commands = _in_parts(scripts, pool, chunk)
+        replies = yield Stream(commands)
+        failed: HeadraceError | None = None
+        is_full = False
+        for part, answers in zip(tasks, replies, strict=True):
+            if isinstance(answers, BrokerError):
+                failed = failed or answers
+                continue
+            for task, answer in zip(part, answers, strict=True):
+                if answer.word == "full":
+                    is_full = is_full or failed is None
+                elif answer.word == "conflict":
+                    if failed is None and not is_full:
+                        failed = producer.conflict(task, answer)
+                else:
+                    ids.append(answer.id)
+        if is_full:
+            raise producer.full(pool, limits, ids, len(works))
+        if isinstance(failed, QueueFull):  # Redis is at its memory limit
+            raise QueueFull(str(failed), ids) from failed
+        if failed is not None:
+            raise failed
     return ids
+
+
+def _in_parts(
+    scripts: Scripts, pool: str, works: Sequence[Checked]
+) -> tuple[Sequence[Sequence[NewTask]], Sequence[Command[list[Enqueued]]]]:
+    """The tasks of each part, and the call that queues it. Ids are chosen when a part is made, and kept."""
+    if len(works) <= ENQUEUE_PART:
+        only = [each.named(pool) for each in works]
+        return [only], [scripts.enqueue(pool, only)]
+    parts = list(in_batches(works, ENQUEUE_PART))
+    tasks = Made(len(parts), lambda at: [each.named(pool) for each in parts[at]])
+    return tasks, Made(len(parts), lambda at: scripts.enqueue(pool, tasks[at]))
 
 
 def read_status(keys: Keys, task_id: str) -> Flow[str]:

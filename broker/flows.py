@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from broker.errors import BrokerError
 from broker.scripts import BATCH, Command
@@ -23,6 +23,14 @@ Reply = Any
 @dataclass(frozen=True, slots=True)
 class Call:
     """Scripts, in one round trip. Replies: what each returns."""
+
+    commands: Sequence[Command[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Scripts, in one round trip, each on its way while the next is made (see `Made`). Replies: what each returns; a
+    BrokerError in the place of one that failed."""
 
     commands: Sequence[Command[Any]]
 
@@ -75,7 +83,7 @@ class Ask:
     argument: Any
 
 
-Step = Call | Plain | Pop | Await | Sleep | Pull | Ask
+Step = Call | Stream | Plain | Pop | Await | Sleep | Pull | Ask
 Flow = Generator[Step, Reply, T]
 
 
@@ -87,6 +95,8 @@ def popped(reply: Any) -> list[str]:
 def run_step(store: Store, step: Step) -> Reply:
     if isinstance(step, Call):
         return store.run_many(step.commands)
+    if isinstance(step, Stream):
+        return store.stream(step.commands)
     if isinstance(step, Plain):
         return store.pipelined(step.commands)
     if isinstance(step, Pop):
@@ -97,6 +107,8 @@ def run_step(store: Store, step: Step) -> Reply:
 async def run_step_async(store: AsyncStore, step: Step) -> Reply:
     if isinstance(step, Call):
         return await store.run_many(step.commands)
+    if isinstance(step, Stream):
+        return await store.stream(step.commands)
     if isinstance(step, Plain):
         return await store.pipelined(step.commands)
     if isinstance(step, Pop):
@@ -124,6 +136,30 @@ def run(flow: Flow[T], perform: Callable[[Step], Reply]) -> T:
 def drive(store: Store, flow: Flow[T]) -> T:
     """Runs a flow that only reads and writes; one try for each step."""
     return run(flow, lambda step: run_step(store, step))
+
+
+class Made(Sequence[T]):
+    """`count` items, each made when it is first asked for, by its number, and kept."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count, self._make = count, make
+        self._made: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[T]: ...
+    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self._count))]
+        if not 0 <= at < self._count:
+            raise IndexError(at)
+        if at not in self._made:
+            self._made[at] = self._make(at)
+        return self._made[at]
 
 
 def in_batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:

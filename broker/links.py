@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -36,12 +36,20 @@ class Links:
 
     def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """The replies, errors of the server among them. Raises redis-py's connection errors."""
+        return self._talk([packed(commands)], len(commands))
+
+    def stream(self, commands: Iterable[Words], count: int) -> list[Any]:
+        """The same for `count` commands that are made while those before them are on their way."""
+        return self._talk((packed([command]) for command in commands), count)
+
+    def _talk(self, pieces: Iterable[bytes], replies_due: int) -> list[Any]:
         if self._pid != os.getpid():  # a fork: the parent talks on these
             self._idle, self._pid = [], os.getpid()
         link = self._take()
         try:
-            link.send_packed_command([packed(commands)], check_health=False)
-            replies = [_reply(link) for _ in commands]
+            for piece in pieces:
+                link.send_packed_command([piece], check_health=False)
+            replies = [_reply(link) for _ in range(replies_due)]
         except BaseException:  # replies may be under way that the next caller must not see
             with suppress(Exception):
                 link.disconnect()
@@ -88,16 +96,24 @@ class AsyncLinks:
         self._limit = limit
         self._idle: list[Any] = []
 
-    async def exchange(self, commands: Sequence[Words], limit: float | None = None) -> list[Any]:
+    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """The replies, errors of the server among them. Raises redis-py's connection errors."""
+        return await self._talk([packed(commands)], len(commands))
+
+    async def stream(self, commands: Iterable[Words], count: int) -> list[Any]:
+        """As `Links.stream`."""
+        return await self._talk((packed([command]) for command in commands), count)
+
+    async def _talk(self, pieces: Iterable[bytes], replies_due: int) -> list[Any]:
         link = self._idle.pop() if self._idle else self._pool().make_connection()
         try:
-            async with asyncio.timeout(limit or self._limit):
+            async with asyncio.timeout(self._limit):
                 if await _is_stale(link):
                     await link.disconnect()
                 await link.connect()
-                await link.send_packed_command([packed(commands)], check_health=False)
-                replies = [await _async_reply(link) for _ in commands]
+                for piece in pieces:
+                    await link.send_packed_command([piece], check_health=False)
+                replies = [await _async_reply(link) for _ in range(replies_due)]
         except BaseException as error:
             with suppress(Exception):
                 await link.disconnect(nowait=True)

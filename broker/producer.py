@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, cast
 
 from broker.configmodel import QueuePolicy
 from broker.errors import IdempotencyConflict, InvalidTask, QueueFull, UsageError
@@ -18,7 +18,7 @@ from broker.task import NpuTask, Priority, Request, TaskOptions, Work, check_nam
 
 Item = Work | tuple[Work, TaskOptions]
 
-CHUNK_BYTES: Final = 4 << 20  # most task data in one call of enqueue
+CHUNK_BYTES: Final = 4 << 20  # most task data in one round trip
 NO_OPTIONS: Final = TaskOptions()
 _DEFAULTS: Final = QueuePolicy()
 
@@ -81,25 +81,46 @@ def unpack(item: object) -> tuple[Work, TaskOptions]:
     return work, options
 
 
+class Checked(NamedTuple):
+    """A work that may be queued: encoded, with all that can be wrong with it looked at."""
+
+    work: Work
+    options: TaskOptions
+    data: bytes
+
+    def named(self, pool: str, reply: str = "") -> NewTask:
+        """With its id chosen."""
+        work, options, data = self
+        task_id, whole = options.id or new_task_id(), digest(pool, data)
+        if options is NO_OPTIONS and not reply:
+            return NewTask(task_id, data, whole, describe(work))
+        return NewTask(
+            id=task_id,
+            data=data,
+            digest=whole,
+            description=describe(work),
+            priority=options.priority or "normal",
+            requires=options.requires,
+            delay=options.delay or 0.0,
+            deadline=options.deadline or 0.0,
+            max_attempts=options.max_attempts or 0,
+            reply=reply,
+            idempotency_key=options.idempotency_key or "",
+        )
+
+
+Sized = TypeVar("Sized", Checked, NewTask)
+
+
+def check(item: Item, limits: PoolLimits) -> Checked:
+    """Raises InvalidTask, PayloadTooLarge."""
+    work, options = unpack(item)
+    return Checked(work, options, encode_work(work, limits.payload_limit))
+
+
 def prepare(pool: str, item: Item, limits: PoolLimits, reply: str = "") -> NewTask:
     """Checked and encoded, with its id chosen. Raises InvalidTask, PayloadTooLarge."""
-    work, options = unpack(item)
-    data = encode_work(work, limits.payload_limit)
-    if options is NO_OPTIONS:
-        return NewTask(new_task_id(), data, digest(pool, data), describe(work), reply=reply)
-    return NewTask(
-        id=options.id or new_task_id(),
-        data=data,
-        digest=digest(pool, data),
-        description=describe(work),
-        priority=options.priority or "normal",
-        requires=options.requires,
-        delay=options.delay or 0.0,
-        deadline=options.deadline or 0.0,
-        max_attempts=options.max_attempts or 0,
-        reply=reply,
-        idempotency_key=options.idempotency_key or "",
-    )
+    return check(item, limits).named(pool, reply)
 
 
 def digest(pool: str, data: bytes) -> str:
@@ -113,9 +134,9 @@ def _person(pool: str) -> bytes:
     return blake2b(pool.encode(), digest_size=16).digest()
 
 
-def chunks(tasks: Iterable[NewTask]) -> Iterator[list[NewTask]]:
-    """In order, each small enough for one call of enqueue."""
-    chunk: list[NewTask] = []
+def chunks(tasks: Iterable[Sized]) -> Iterator[list[Sized]]:
+    """In order, each small enough for one round trip."""
+    chunk: list[Sized] = []
     size = 0
     for task in tasks:
         if chunk and (len(chunk) == ENQUEUE_BATCH or size + len(task.data) > CHUNK_BYTES):

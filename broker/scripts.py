@@ -26,7 +26,8 @@ Settled = Literal["done", "already", "lost", "canceled"]
 Verdict = Literal["good", "count", "open", "ignore"]
 
 BATCH = 100  # most tasks in one call of a verb that settles
-ENQUEUE_BATCH = 500  # most tasks in one call of enqueue
+ENQUEUE_BATCH = 500  # most tasks in one round trip of enqueue
+ENQUEUE_PART = 100  # tasks in one call of it, where more go out together
 
 
 class Words(list[Any]):

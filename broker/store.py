@@ -135,6 +135,14 @@ def _reply(client: redis.Redis, *words: Any) -> str:
     return ""
 
 
+def _parsed(commands: Sequence[Command[Any]], replies: Sequence[Any], url: str) -> list[Any]:
+    """What the replies say, with a translated error in the place of one."""
+    return [
+        translate(reply, url) if isinstance(reply, Exception) else command.parse(reply)
+        for command, reply in zip(commands, replies, strict=True)
+    ]
+
+
 def _first_error(replies: Sequence[Any]) -> Exception | None:
     return next((reply for reply in replies if isinstance(reply, Exception)), None)
 
@@ -161,20 +169,27 @@ class Store:
 
     def run_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
         """One round trip. The replies in order; the first error is raised after all have run."""
-        try:
-            replies = self._send(commands)
-            missing = _unknown(replies)
-            if missing:
-                for i, reply in zip(missing, self._send([commands[i] for i in missing], whole=True), strict=True):
-                    replies[i] = reply
-        except (redis.exceptions.RedisError, OSError) as error:
-            raise translate(error, self.url) from error
+        replies = self._replies(commands, lambda: self._links.exchange([_evalsha(command) for command in commands]))
         if failed := _first_error(replies):
             raise translate(failed, self.url) from failed
         return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
 
-    def _send(self, commands: Sequence[Command[Any]], *, whole: bool = False) -> list[Any]:
-        return self._links.exchange([_eval(command) if whole else _evalsha(command) for command in commands])
+    def stream(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """One round trip, each command on its way while the next is made. The replies in order, with a translated error
+        in the place of one that failed."""
+        replies = self._replies(commands, lambda: self._links.stream(map(_evalsha, commands), len(commands)))
+        return _parsed(commands, replies, self.url)
+
+    def _replies(self, commands: Sequence[Command[Any]], send: Callable[[], list[Any]]) -> list[Any]:
+        try:
+            replies = send()
+            if missing := _unknown(replies):
+                again = self._links.exchange([_eval(commands[i]) for i in missing])
+                for i, reply in zip(missing, again, strict=True):
+                    replies[i] = reply
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise translate(error, self.url) from error
+        return replies
 
     def raw(self, use: Callable[[redis.Redis], T]) -> T:
         """Runs `use` on the client; its errors are translated."""
@@ -266,26 +281,26 @@ class AsyncStore:
 
     async def run_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
         """One round trip. The replies in order; the first error is raised after all have run."""
-        replies = self._parsed(commands, await self._guarded(self._attempt(commands)))
+        replies = _parsed(commands, await self._guarded(self._attempt(commands)), self.url)
         if error := _first_error(replies):
             raise error
         return replies
 
+    async def stream(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """As `Store.stream`."""
+        return _parsed(commands, await self._guarded(self._attempt(commands, streamed=True)), self.url)
+
     async def try_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """The same, with a translated error standing in the place of a reply that failed. For commands that may be
+        """As `run_many`, with a translated error standing in the place of a reply that failed. For commands that may be
         repeated: canceled, it drops its connection instead of waiting in the background."""
-        return self._parsed(commands, await self._translated(self._attempt(commands)))
+        return _parsed(commands, await self._translated(self._attempt(commands)), self.url)
 
-    def _parsed(self, commands: Sequence[Command[Any]], replies: Sequence[Any]) -> list[Any]:
-        return [
-            translate(reply, self.url) if isinstance(reply, Exception) else command.parse(reply)
-            for command, reply in zip(commands, replies, strict=True)
-        ]
-
-    async def _attempt(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        replies = await self._links.exchange([_evalsha(command) for command in commands])
-        missing = _unknown(replies)
-        if missing:
+    async def _attempt(self, commands: Sequence[Command[Any]], *, streamed: bool = False) -> list[Any]:
+        if streamed:
+            replies = await self._links.stream(map(_evalsha, commands), len(commands))
+        else:
+            replies = await self._links.exchange([_evalsha(command) for command in commands])
+        if missing := _unknown(replies):
             again = await self._links.exchange([_eval(commands[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -117,9 +118,14 @@ def _leads_away(path: str) -> bool:
     return False
 
 
+@lru_cache(maxsize=256)  # the tasks of a producer have few paths
+def _is_usual(path: str) -> bool:
+    return len(path) <= MAX_PATH_CHARS and _USUAL_PATH.fullmatch(path) is not None
+
+
 def check_path(path: object) -> str:
     """A path with optional query, starting with one '/'. A URL, a fragment, '..' or a control character is refused."""
-    if isinstance(path, str) and len(path) <= MAX_PATH_CHARS and _USUAL_PATH.fullmatch(path):
+    if isinstance(path, str) and _is_usual(path):
         return path
     if not isinstance(path, str) or not path:
         raise InvalidTask(f"path {path!r}: must be a string that starts with '/'")

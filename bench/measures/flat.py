@@ -123,8 +123,8 @@ def measure(lab: Lab) -> Section:
                  at_least=False, unit="x", detail="highest against lowest")
         )  # fmt: skip
     section.notes.append(
-        "CPU of the server's process by INFO cpu, all that it does: scripts, connections, and our looks each 10 ms. A new "
-        "server for each value: a heap that earlier loads left in pieces costs more. "
+        "CPU of the server's process by INFO cpu, all that it does: scripts, connections, and our looks each 10 ms. A "
+        "new server for each value: a heap that earlier loads left in pieces costs more. "
         f"Each backlog over {cases[0].span:,} tasks, halfway through which so many wait, and {TURNS} times "
         "a round; a million is queued once for all rounds. All worker processes share one core, so tasks/s "
         "with many of them shows the core, not them."

@@ -45,34 +45,36 @@ local reply, ready, queued = {}, {}, 0
 
 local OPTIONS = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(.*)$'
 local TIMEOUT = '360' -- seconds, for a stock RQ worker
+local NOW, words_in = int(now), ARGV
 
-for i = 1, n do
-  local at = 4 + (i - 1) * 5
-  local id, digest = ARGV[at + 1], ARGV[at + 3]
+for at = 5, n * 5, 5 do
+  local id, digest, options = words_in[at], words_in[at + 2], words_in[at + 4]
   local priority, requires, delay, deadline, attempts, to, idem = 'normal', '', 0, 0, '0', '', ''
-  if ARGV[at + 5] ~= '' then
-    priority, requires, delay, deadline, attempts, to, idem = string.match(ARGV[at + 5], OPTIONS)
+  if options ~= '' then
+    priority, requires, delay, deadline, attempts, to, idem = string.match(options, OPTIONS)
     delay, deadline = tonumber(delay), tonumber(deadline)
   end
   local word, known = earlier(id, idem, digest)
   if not word and room <= 0 then word, known = 'full', id end
   if not word then
-    local fields = {
-      'data', ARGV[at + 2], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
-      'description', ARGV[at + 4], 'timeout', TIMEOUT, 'status', delay > 0 and 'scheduled' or 'queued',
-      'x_born', int(now), 'x_at', int(now), 'x_dig', digest,
-    }
-    local function field(name, value)
-      fields[#fields + 1] = name
-      fields[#fields + 1] = value
+    local key = job_key(id)
+    call('HSET', key, 'data', words_in[at + 1], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
+      'description', words_in[at + 3], 'timeout', TIMEOUT, 'status', delay > 0 and 'scheduled' or 'queued',
+      'x_born', NOW, 'x_at', NOW, 'x_dig', digest)
+    if options ~= '' then
+      local fields = {}
+      local function field(name, value)
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
+      end
+      if priority ~= 'normal' then field('x_pri', priority) end
+      if requires ~= '' then field('x_req', requires) end
+      if attempts ~= '0' then field('x_max', attempts) end
+      if to ~= '' then field('x_reply', to) end
+      if idem ~= '' then field('x_idem', idem) end
+      if deadline > 0 then field('x_dl', int(now + deadline)) end
+      if #fields > 0 then call('HSET', key, unpack(fields)) end
     end
-    if priority ~= 'normal' then field('x_pri', priority) end
-    if requires ~= '' then field('x_req', requires) end
-    if attempts ~= '0' then field('x_max', attempts) end
-    if to ~= '' then field('x_reply', to) end
-    if idem ~= '' then field('x_idem', idem) end
-    if deadline > 0 then field('x_dl', int(now + deadline)) end
-    call('HSET', job_key(id), unpack(fields))
     if idem ~= '' then
       call('SET', P .. ':x:idem:' .. pool .. ':' .. idem, id .. ' ' .. digest, 'PX', IDEM_TTL)
     end
@@ -80,14 +82,18 @@ for i = 1, n do
     if delay > 0 then
       call('ZADD', K_SCHEDULED, seconds(now + delay), id)
     else
-      local variant = variant_of(priority, requires, '')
-      ready[variant] = ready[variant] or {}
-      table.insert(ready[variant], id)
+      local variant = options ~= '' and variant_of(priority, requires, '') or ''
+      local ids = ready[variant]
+      if not ids then
+        ids = {}
+        ready[variant] = ids
+      end
+      ids[#ids + 1] = id
     end
     room = room - 1
     queued = queued + 1
   else
-    reply[#reply + 1] = i
+    reply[#reply + 1] = at / 5
     reply[#reply + 1] = word
     reply[#reply + 1] = known
   end
