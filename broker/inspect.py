@@ -192,8 +192,9 @@ def _waiting(keys: Keys, pool: str, variants: Sequence[str]) -> Flow[tuple[dict[
     for variant, length in zip(variants, lengths, strict=True):
         priority = variant.partition("+")[0].partition("!")[0] or "normal"
         found[priority] = found.get(priority, 0) + max(0, length - left.get(variant, 0))
-    since = yield Plain([("HGET", keys.job(as_text(head)), "x_at") for head in heads if head is not None])
-    return found, min((seen for at in since if (seen := as_seconds(at)) is not None), default=None)
+    times = yield Plain([("HMGET", keys.job(as_text(head)), "x_at", "x_born") for head in heads if head is not None])
+    since = [as_seconds(at or born) for at, born in times]
+    return found, min((seen for seen in since if seen is not None), default=None)
 
 
 def endpoint_states(keys: Keys, pool: str) -> Flow[tuple[float, tuple[EndpointStatus, ...]]]:

@@ -60,7 +60,7 @@ for at = 5, n * 5, 5 do
     local key = job_key(id)
     call('HSET', key, 'data', words_in[at + 1], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
       'description', words_in[at + 3], 'timeout', TIMEOUT, 'status', delay > 0 and 'scheduled' or 'queued',
-      'x_born', NOW, 'x_at', NOW, 'x_dig', digest)
+      'x_born', NOW, 'x_dig', digest)
     if options ~= '' then
       local fields = {}
       local function field(name, value)

@@ -1,7 +1,8 @@
 -- Tasks that wait again, at once or later.
 -- needs: lists
 
--- scheduled, running, settled -> queued: into the list its fields name. At the front it waits on as it did before.
+-- scheduled, running, settled -> queued: into the list its fields name. At the front it waits on as it did before. It waits
+-- since `x_at`, or since it was born.
 local function make_ready(id, now, front)
   local task = fields_of(id, 'x_pri', 'x_req', 'x_excl')
   if front then call('HSET', job_key(id), 'status', 'queued')

@@ -39,8 +39,8 @@ local function behind_head(id, key, task)
   local head = call('LINDEX', key, 0)
   if not head then return false end
   if call('TYPE', job_key(head)).ok ~= 'hash' then return false end
-  local other = call('HMGET', job_key(head), 'x_at', 'enqueued_at')
-  local at, head_at = tonumber(task.x_at or ''), tonumber(other[1] or '')
+  local other = call('HMGET', job_key(head), 'x_at', 'enqueued_at', 'x_born')
+  local at, head_at = tonumber(task.x_at or task.x_born or ''), tonumber(other[1] or other[3] or '')
   if at and head_at then return head_at <= at end
   return task.enqueued_at and other[2] and other[2] <= task.enqueued_at -- plain: text by its producers' clocks
 end

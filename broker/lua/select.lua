@@ -165,7 +165,8 @@ local function read_classes(view)
     allow(view, class)
     if #classes > 1 then
       local head = call('LINDEX', list_key(class.lists[1].variant), 0)
-      class.head = head and tonumber(fields_of(head, 'x_at')[1] or '') or 0
+      local since = head and fields_of(head, 'x_at', 'x_born') or {}
+      class.head = tonumber(since[1] or since[2] or '') or 0
     end
   end
   return classes

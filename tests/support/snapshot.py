@@ -118,8 +118,8 @@ def _task(fields: Hash, expires: bool) -> dict[str, Any]:
         "lease": text("x_lease"), "endpoint": text("x_ep"), "run": number("x_run"), "done": text("x_done"),
         "excluded": text("x_excl"), "outcome": text("x_out"), "why": text("x_why"), "ended": number("x_end"),
         "answer": text("x_ans"), "body": fields.get(b"x_body", b""), "history": text("x_hist"),
-        "deadline": number("x_dl"), "at": number("x_at"), "born": number("x_born"), "digest": text("x_dig"),
-        "priority": text("x_pri") or "normal", "requires": text("x_req"), "expires": expires,
+        "deadline": number("x_dl"), "at": number("x_at") or number("x_born"), "born": number("x_born"),
+        "digest": text("x_dig"), "priority": text("x_pri") or "normal", "requires": text("x_req"), "expires": expires,
         "late": text("x_late"), "suspect": text("x_sus") == "1",
     }  # fmt: skip
 
