@@ -42,6 +42,7 @@ async def answer_doorbell(
             on_cancel(message[1], message[2])
         else:
             on_work()
+            await asyncio.sleep(0)  # the claim goes out before we listen again
 
 
 class Ear:
