@@ -24,7 +24,7 @@ from workers.retry import GUARD_INITIAL_S, OUTAGES, redis_guard
 from workers.transport import Transport
 from workers.worker import Settlement, Worker
 
-CLAIM_BATCH: Final = 64
+CLAIM_BATCH: Final = BATCH
 POLL_S: Final = (1.0, 2.0)  # an idle process claims so often even if no doorbell rang, with jitter between the two
 ALONE_TRIES: Final = 3
 GRACE_S: Final = 5.0  # an attempt still running so long after its limit is hung: its lease is not renewed
