@@ -144,8 +144,8 @@ def _in_parts(
     if len(works) <= ENQUEUE_PART:
         only = [each.named(pool) for each in works]
         return [only], [scripts.enqueue(pool, only)]
-    few = ENQUEUE_PART // 2  # the server has nothing to do until the first part is there
-    parts = [works[:few], *in_batches(works[few:], ENQUEUE_PART)]
+    first, second = ENQUEUE_PART // 4, ENQUEUE_PART // 4 * 3  # the server has nothing to do until the first is there
+    parts = [works[:first], works[first:second], *in_batches(works[second:], ENQUEUE_PART)]
     tasks = Made(len(parts), lambda at: [each.named(pool) for each in parts[at]])
     return tasks, Made(len(parts), lambda at: scripts.enqueue(pool, tasks[at]))
 

@@ -222,7 +222,8 @@ class Request:
         if self.body is not None and not isinstance(self.body, str):
             raise InvalidTask(f"body {type(self.body).__name__}: must be a string")
         object.__setattr__(self, "headers", check_headers(self.headers))
-        object.__setattr__(self, "timeout", check_seconds("timeout", self.timeout))
+        if self.timeout is not None:
+            object.__setattr__(self, "timeout", check_seconds("timeout", self.timeout))
 
     def __repr__(self) -> str:  # payloads and header values stay out of logs
         return f"Request({self.method!r}, {self.path!r})"
