@@ -18,7 +18,6 @@ from broker.errors import (
     Canceled,
     DeadLettered,
     Expired,
-    HeadraceError,
     Poisoned,
     QueueFull,
     ResultTimeout,
@@ -34,7 +33,7 @@ from broker.producer import Checked, Item, PoolLimits
 from broker.rqjob import rq_why
 from broker.scripts import ENQUEUE_PART, Command, Enqueued, NewTask, Scripts
 from broker.store import unsuitable
-from broker.task import Result
+from broker.task import Result, new_task_id
 
 SILENCE: Final = 5.0  # seconds without news after which a task is looked at: its message may be lost
 LIMITS_FOR: Final = 10.0  # seconds for which a pool's limits are remembered
@@ -106,48 +105,59 @@ def pool_limits(keys: Keys, pool: str) -> Flow[PoolLimits]:
 
 
 def enqueue(scripts: Scripts, pool: str, works: Sequence[Checked], limits: PoolLimits) -> Flow[list[str]]:
-    """The ids, earlier ones for repeats. Raises QueueFull with the ids that were queued, IdempotencyConflict.
-
-    The server works on one part of a round trip while the next is made: what is left to make needs no check.
-    """
+    """The ids, earlier ones for repeats. Raises QueueFull with the ids queued so far, IdempotencyConflict."""
     ids: list[str] = []
     for chunk in producer.chunks(works):
         tasks, commands = _in_parts(scripts, pool, chunk)
         replies = yield Stream(commands)
-        failed: HeadraceError | None = None
-        is_full = False
-        for part, answers in zip(tasks, replies, strict=True):
-            if isinstance(answers, BrokerError):
-                failed = failed or answers
-                continue
-            for task, answer in zip(part, answers, strict=True):
-                if answer.word == "full":
-                    is_full = is_full or failed is None
-                elif answer.word == "conflict":
-                    if failed is None and not is_full:
-                        failed = producer.conflict(task, answer)
-                else:
-                    ids.append(answer.id)
-        if is_full:
-            raise producer.full(pool, limits, ids, len(works))
-        if isinstance(failed, QueueFull):  # Redis is at its memory limit
-            raise QueueFull(str(failed), ids) from failed
-        if failed is not None:
-            raise failed
+        queued = _queued(pool, tasks, replies, limits, ids, len(works))
+        if len(queued) < len(chunk):  # a note between two parts was lost: as one call then, which needs none
+            tasks = [[task for part in tasks for task in part]]
+            replies = yield Stream([scripts.enqueue(pool, tasks[0])])
+            queued = _queued(pool, tasks, replies, limits, ids, len(works))
+        ids += queued
     return ids
+
+
+def _queued(
+    pool: str,
+    tasks: Sequence[Sequence[NewTask]],
+    replies: Sequence[Any],
+    limits: PoolLimits,
+    ids: Sequence[str],
+    asked: int,
+) -> list[str]:
+    """The ids of those queued, up to a part that waits for one before it. `ids`: queued before. Raises as `enqueue`."""
+    queued: list[str] = []
+    for part, answers in zip(tasks, replies, strict=True):
+        if isinstance(answers, QueueFull):  # Redis is at its memory limit
+            raise QueueFull(str(answers), [*ids, *queued]) from answers
+        if isinstance(answers, BrokerError):
+            raise answers
+        for task, answer in zip(part, answers, strict=True):
+            if answer.word == "full":
+                raise producer.full(pool, limits, [*ids, *queued], asked)
+            if answer.word == "conflict":
+                raise producer.conflict(task, answer)
+            if answer.word == "after":
+                return queued
+            queued.append(answer.id)
+    return queued
 
 
 def _in_parts(
     scripts: Scripts, pool: str, works: Sequence[Checked]
 ) -> tuple[Sequence[Sequence[NewTask]], Sequence[Command[list[Enqueued]]]]:
-    """The tasks of each part, and the call that queues it. Ids are chosen when a part is made, and kept."""
+    """The tasks of each part, and the call that queues it. The server works on one part while the next is made: what is
+    left to make needs no check. Ids are chosen when a part is made, and kept."""
     if len(works) <= ENQUEUE_PART:
         only = [each.named(pool) for each in works]
         return [only], [scripts.enqueue(pool, only)]
     first, second = ENQUEUE_PART // 4, ENQUEUE_PART // 4 * 3  # the server has nothing to do until the first is there
     parts = [works[:first], works[first:second], *in_batches(works[second:], ENQUEUE_PART)]
     tasks = Made(len(parts), lambda at: [each.named(pool) for each in parts[at]])
-    return tasks, Made(len(parts), lambda at: scripts.enqueue(pool, tasks[at]))
+    name = new_task_id()
+    return tasks, Made(len(parts), lambda at: scripts.enqueue(pool, tasks[at], part=(name, at)))
 
 
 def read_status(keys: Keys, task_id: str) -> Flow[str]:

@@ -32,6 +32,7 @@ Own keys
     rq:x:waiting:<pool>            HASH   processes that will answer a doorbell          swept after 60 s of silence
     rq:x:bell:<process>            LIST   doorbell of one process                        TTL 60 s
     rq:x:idem:<pool>:<key>         STRING task id and digest of an idempotency key       TTL
+    rq:x:parts:<call>              STRING the last part of an enqueue call that was done   TTL 60 s
     rq:x:reply:<name>              LIST   ids of tasks that got an outcome               TTL
     rq:x:registered:<pool>         HASH   endpoints added at run time, JSON by id        permanent while there are any
     rq:x:ticket:<pool>:<what>      STRING who does a periodic duty now                   TTL
@@ -120,6 +121,9 @@ class Keys:
 
     def idempotency(self, pool: str, key: str) -> str:
         return f"{self.prefix}:x:idem:{pool}:{key}"
+
+    def parts(self, call: str) -> str:
+        return f"{self.prefix}:x:parts:{call}"
 
     def ticket(self, pool: str, duty: str) -> str:
         return f"{self.prefix}:x:ticket:{pool}:{duty}"

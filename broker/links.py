@@ -22,8 +22,10 @@ _IN_DOUBT: Final = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutEr
 
 
 def packed(commands: Sequence[Words]) -> bytes:
-    """As they go over the wire."""
-    return b"".join([hiredis.pack_command(cast(Any, tuple(command))) for command in commands])
+    """As they go over the wire. Numbers are made text here: hiredis 3.5 does not survive a signal handler that raises
+    while it does that."""
+    texts = [[word if isinstance(word, (str, bytes)) else str(word) for word in command] for command in commands]
+    return b"".join([hiredis.pack_command(cast(Any, tuple(words))) for words in texts])
 
 
 class Links:

@@ -38,6 +38,7 @@ def needed(keys: Keys) -> Mapping[Role, Commands]:
             ("SADD", keys.queues(), NAME),
             ("ZADD", keys.registry("scheduled", NAME), 1, NAME),
             ("SET", keys.idempotency(NAME, NAME), 1),
+            ("SET", keys.parts(NAME), 1),
             ("RPUSH", keys.bell(NAME), 1),
             ("BLPOP", keys.reply(NAME), 1),
             ("UNLINK", keys.job(NAME)),

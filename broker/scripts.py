@@ -73,7 +73,8 @@ def _options(task: NewTask) -> str:
 
 
 class Enqueued(NamedTuple):
-    """`word`: queued, already, full or conflict; `id`: the task's, the earlier one's for already and conflict."""
+    """`word`: queued, already, full, conflict or after (a part before it was not done); `id`: the task's, the earlier
+    one's for already and conflict."""
 
     word: str
     id: str
@@ -193,12 +194,17 @@ def _claims(reply: Any) -> Claims:
 class Scripts(AdminScripts):
     """Every verb: here those of a task's life and of the processes that run it."""
 
-    def enqueue(self, pool: str, tasks: Sequence[NewTask], max_depth: int = 0) -> Command[list[Enqueued]]:
-        """At most ENQUEUE_BATCH tasks. max_depth 0 takes the pool's."""
+    def enqueue(
+        self, pool: str, tasks: Sequence[NewTask], max_depth: int = 0, part: tuple[str, int] | None = None
+    ) -> Command[list[Enqueued]]:
+        """At most ENQUEUE_BATCH tasks. max_depth 0 takes the pool's. `part`: an id that the parts of one call have in
+        common, and the number of this one, from 0: it does nothing unless the one before it was done."""
         args: list[str | bytes | int] = [max_depth, len(tasks)]
         for task in tasks:
             options = "" if task[4:] == USUAL else _options(task)
             args += (task.id, task.data, task.digest, task.description, options)
+        if part is not None:
+            args += part
 
         def parse(reply: Any) -> list[Enqueued]:
             # as Enqueued("queued", ...), in two thirds of its time

@@ -143,6 +143,14 @@ def _parsed(commands: Sequence[Command[Any]], replies: Sequence[Any], url: str) 
     ]
 
 
+def _outage_raised(replies: list[Any]) -> list[Any]:
+    """The replies, unless one says that Redis is away, loading its data say: all may be asked again then."""
+    for reply in replies:
+        if isinstance(reply, BrokerUnavailable):
+            raise reply
+    return replies
+
+
 def _first_error(replies: Sequence[Any]) -> Exception | None:
     return next((reply for reply in replies if isinstance(reply, Exception)), None)
 
@@ -178,7 +186,7 @@ class Store:
         """One round trip, each command on its way while the next is made. The replies in order, with a translated error
         in the place of one that failed."""
         replies = self._replies(commands, lambda: self._links.stream(map(_evalsha, commands), len(commands)))
-        return _parsed(commands, replies, self.url)
+        return _outage_raised(_parsed(commands, replies, self.url))
 
     def _replies(self, commands: Sequence[Command[Any]], send: Callable[[], list[Any]]) -> list[Any]:
         try:
@@ -288,7 +296,7 @@ class AsyncStore:
 
     async def stream(self, commands: Sequence[Command[Any]]) -> list[Any]:
         """As `Store.stream`."""
-        return _parsed(commands, await self._guarded(self._attempt(commands, streamed=True)), self.url)
+        return _outage_raised(_parsed(commands, await self._guarded(self._attempt(commands, streamed=True)), self.url))
 
     async def try_many(self, commands: Sequence[Command[Any]]) -> list[Any]:
         """As `run_many`, with a translated error standing in the place of a reply that failed. For commands that may be

@@ -28,7 +28,8 @@ local function fields_of(id, ...)
 end
 
 -- To count a task's fields is cheaper than to look for a dozen that are not there: as enqueue wrote it, with no options,
--- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED.
+-- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED. Scripts that count otherwise, of another
+-- version, would take a task with one option for a plain one: a change of these numbers is for the changelog.
 local PLAIN, LEASED = 9, 15
 
 local slots_keys = {}
@@ -60,6 +61,13 @@ local function int(number)
     written[number] = text
   end
   return text
+end
+
+-- A number that strangers may have written: what is none, or none that a count can be, is `other`, or 0.
+local function whole_of(text, other)
+  local number = tonumber(text or '')
+  if number and number > -1e15 and number < 1e15 then return number end -- nan is neither
+  return other or 0
 end
 
 local function server_ms()

@@ -4,8 +4,10 @@
 --         id, data, digest, description, options: "" or
 --         "<priority>|<requires>|<delay ms>|<deadline ms from now, 0 none>|<max attempts, 0 the pool's>|<reply list>|
 --         <idempotency key>"
--- Returns, for each that was not queued: its number, "already" | "full" | "conflict", id (the earlier one for already and
--- conflict)
+--         and, if the call is one part of several that are under way together: their common id, the part's number from 0.
+--         It does nothing unless the part before it was done, so that what is queued are the first tasks, in their order
+-- Returns, for each that was not queued: its number, "already" | "full" | "conflict" | "after" (a part before it was not
+-- done), id (the earlier one for already and conflict)
 -- The id is the client's, so a call whose reply was lost may be made again.
 -- needs: lists
 -- rarely: select
@@ -15,6 +17,18 @@ local created_at = date_text(now)
 local limit, n = tonumber(ARGV[3]), tonumber(ARGV[4])
 local policy = call('HMGET', K_POOL, 'max_depth', 'spill_after')
 if limit == 0 then limit = tonumber(policy[1] or '') or 100000 end
+
+local part = tonumber(ARGV[6 + n * 5] or '') -- nil: a call by itself
+local parts_key = part and P .. ':x:parts:' .. ARGV[5 + n * 5]
+if part and part > 0 and call('GET', parts_key) ~= int(part - 1) then
+  local reply = {}
+  for i = 1, n do
+    reply[#reply + 1] = i
+    reply[#reply + 1] = 'after'
+    reply[#reply + 1] = ARGV[i * 5]
+  end
+  return reply
+end
 
 local function depth()
   local total = call('LLEN', K_QUEUE) + call('ZCARD', K_SCHEDULED)
@@ -41,10 +55,11 @@ local room = limit - depth()
 if room < n then
   for _, count in ipairs(call('HVALS', K_GHOSTS)) do room = room + count end
 end
-local reply, ready, queued = {}, {}, 0
+local reply, ready, queued, refused = {}, {}, 0, false
 
 local OPTIONS = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(.*)$'
 local TIMEOUT = '360' -- seconds, for a stock RQ worker
+local PARTS_TTL = 60000
 local NOW, words_in = int(now), ARGV
 
 for at = 5, n * 5, 5 do
@@ -55,7 +70,7 @@ for at = 5, n * 5, 5 do
     delay, deadline = tonumber(delay), tonumber(deadline)
   end
   local word, known = earlier(id, idem, digest)
-  if not word and room <= 0 then word, known = 'full', id end
+  if not word and room <= 0 then word, known, refused = 'full', id, true end
   if not word then
     local key = job_key(id)
     call('HSET', key, 'data', words_in[at + 1], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
@@ -108,6 +123,10 @@ end
 if queued > 0 then -- a repeat writes nothing, so it is answered when memory is full too
   call('SADD', K_QUEUES, K_QUEUE)
   call('HINCRBY', K_POOL, 'n_enqueued', queued)
+end
+if part and not refused then
+  if queued == 0 then write_when_full() end
+  call('SET', parts_key, int(part), 'PX', PARTS_TTL)
 end
 if pushed > 0 and call('HLEN', K_WAITING) > 0 then rarely().announce(now, rarely().spill_of(policy[2])) end
 return reply

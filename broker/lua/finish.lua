@@ -91,8 +91,8 @@ local function served(sum)
     if window > 0 then fields = rate_with(record[13], record[14], record[15], math.floor(now / window), count, 0) end
   end
   local n = #fields
-  fields[n + 1], fields[n + 2] = 'served', int((tonumber(record[11] or '') or 0) + count)
-  fields[n + 3], fields[n + 4] = 'run_ms', int((tonumber(record[12] or '') or 0) + sum.ran)
+  fields[n + 1], fields[n + 2] = 'served', int(whole_of(record[11]) + count)
+  fields[n + 3], fields[n + 4] = 'run_ms', int(whole_of(record[12]) + sum.ran)
   if record[9] then fields[n + 5], fields[n + 6] = 'checked', int(now) end -- an answer is a check
   call('HSET', key, unpack(fields))
   if record[10] == '1' then adapt(endpoint, now, count, sum.in_flight) end

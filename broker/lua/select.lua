@@ -32,8 +32,6 @@ end
 local FIELDS = {'priority', 'cap', 'on', 'capabilities', 'state', 'until', 'pause', 'last', 'seen', 'drain', 'probe',
   'epoch', 'healthy', 'checked', 'ramp'}
 
-local function whole_of(text) return tonumber(text or '') or 0 end
-
 -- `room`: how many more its waiting siblings offer to run; `mine`: how many more who asks.
 -- Its fields are few: a table of over 16 costs twice as much, and a claim makes one for each endpoint.
 --   free     how many more it may have in flight, whoever asks
@@ -42,21 +40,21 @@ local function whole_of(text) return tonumber(text or '') or 0 end
 --   up       it may be given tasks, now or when it is free
 local function read_endpoint(id, now, check_after, room, mine)
   local record, in_flight = call('HMGET', endpoint_key(id), unpack(FIELDS)), call('ZCARD', slots_key(id))
-  local cap, state, opens, pause = tonumber(record[2] or '') or 1, record[5] or 'closed', whole_of(record[6]), whole_of(record[7])
+  local cap, state, opens, pause = whole_of(record[2], 1), record[5] or 'closed', whole_of(record[6]), whole_of(record[7])
   local in_service = record[3] == '1' and record[10] ~= '1' and record[13] ~= '0'
   local up = in_service and not (state == 'open' and opens > now)
   local free, stale = 0, false
   if in_service and pause <= now then
     stale = check_after > 0 and in_flight == 0 and now - whole_of(record[14]) > check_after
     if up and not stale then
-      free = math.max(0, math.min(cap, tonumber(record[15] or '') or cap) - in_flight)
+      free = math.max(0, math.min(cap, whole_of(record[15], cap)) - in_flight)
       if free > 0 and state ~= 'closed' then
         free = (record[11] and call('ZSCORE', slots_key(id), record[11])) and 0 or 1
       end
     end
   end
   return {
-    id = id, priority = tonumber(record[1] or '') or 5, cap = cap, capabilities = record[4] or '', state = state,
+    id = id, priority = whole_of(record[1], 5), cap = cap, capabilities = record[4] or '', state = state,
     opens = opens, pause = pause, last = whole_of(record[8]), epoch = whole_of(record[12]), up = up,
     seen = whole_of(record[9]), in_flight = in_flight, load = in_flight, free = free, stale = stale,
     counted = math.min(free, room + mine),

@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant("no aging of lists", "if falls(beat, 5 / 64) then return lists[2], false end", ""),
     Mutant("no aging of classes", "sort_classes(classes, falls(turn, 1 / 8))", "sort_classes(classes, false)"),
-    Mutant("cap ignored", "or cap) - in_flight)", "or cap))"),
+    Mutant("cap ignored", "whole_of(record[15], cap)) - in_flight)", "whole_of(record[15], cap)))"),
     Mutant("pause ignored", "if in_service and pause <= now then", "if in_service then"),
     Mutant("earlier pause wins", "if now + pause > earlier then", "if true then"),
     Mutant("siblings get nothing", "if siblings > 0 then", "if false then"),
@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant("rate without successes", "if window > 0 then fields = rate_with(", "if false then fields = rate_with("),
     Mutant("rate without what a 4xx says", "if state ~= 'half_open' and rate_window() > 0 then", "if false then"),
     Mutant("an answer is no check", "if record[9] then fields[n + 5]", "if false then fields[n + 5]"),
-    Mutant("served counts one a call", "record[11] or '') or 0) + count)", "record[11] or '') or 0) + 1)"),
+    Mutant("served counts one a call", "whole_of(record[11]) + count", "whole_of(record[11]) + 1"),
     Mutant("no turns among equals", "int(before_these + at)", "int(before_these)"),
     Mutant(
         "half of the tier is not looked at",

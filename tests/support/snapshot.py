@@ -16,7 +16,7 @@ GONE_WHEN_EMPTY = (
     "queue:", "wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:lists:", "x:slots:", "x:deadlines:",
     "x:waiting:", "x:ghosts:",
 )  # fmt: skip
-WITH_TTL = ("results:", "worker:", "x:bell:", "x:idem:", "x:reply:", "x:ticket:")
+WITH_TTL = ("results:", "worker:", "x:bell:", "x:idem:", "x:parts:", "x:reply:", "x:ticket:")
 
 
 def leaks(store: Store, clock_key: str = "") -> list[str]:
@@ -101,7 +101,7 @@ def _command(name: str, key: str) -> tuple[Any, ...] | None:
         ("wip:", "scheduled:", "finished:", "failed:", "canceled:", "x:slots:", "x:deadlines:"): (
             "ZRANGE", key, 0, -1, "WITHSCORES",
         ),
-        ("x:idem:", "x:ticket:"): ("GET", key),
+        ("x:idem:", "x:parts:", "x:ticket:"): ("GET", key),
     }  # fmt: skip
     return next((command for starts, command in kinds.items() if name.startswith(starts)), None)
 
