@@ -128,7 +128,7 @@ local function admit(id, variant)
 end
 
 -- As text: a Lua number would lose its digits on the way. What strangers wrote counts as nothing.
-local function whole(text) return text and int(tonumber(text) or 0) or '0' end
+local function whole(text) return int(whole_of(text)) end
 
 local tasks, given = {}, 0
 local sums = new_sums()

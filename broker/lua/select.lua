@@ -72,7 +72,7 @@ end
 -- Everything a decision needs, read once. mine: endpoint id -> room, of the process that asks ('' for none). check_after:
 -- ms that a check is good for; none for who announces tasks: it rings for a stale endpoint too, whose process checks it.
 local function read_view(now, spill, asker, mine, check_after)
-  local view = {now = now, endpoints = {}, by_id = {}, waiting = read_waiting(now, spill, asker), asker = asker}
+  local view = {now = now, endpoints = {}, by_id = {}, waiting = read_waiting(now, spill, asker)}
   local room = {}
   for _, process in ipairs(view.waiting) do
     if process.trusted then

@@ -38,12 +38,6 @@ from tests.support.servers import RealServer
 # enqueue
 
 
-def waiting(store: Store) -> list[str]:
-    """Ids in the pool's list, in order."""
-    found: list[bytes] = store.pipelined([("LRANGE", store.keys.queue(POOL), 0, -1)])[0]
-    return [task_id.decode() for task_id in found]
-
-
 def test_a_pool_that_no_worker_knows_is_told_once(
     redis_url: str, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,38 +152,6 @@ def test_a_full_pool_says_so_and_what_was_queued(broker: Broker, store: Store) -
     with pytest.raises(QueueFull, match=r"pool 'llm' is full: 3 tasks \(queue.max_depth\); 3 of 5 were queued") as full:
         broker.enqueue_many(POOL, [ask(n) for n in range(5)])
     assert [task.lease.id for task in claim(store, POOL)] == [task.id for task in full.value.queued]
-
-
-def test_a_pool_that_fills_up_on_the_way_keeps_what_it_has(broker: Broker, store: Store) -> None:
-    register(store, POOL, max_depth=730)
-    with pytest.raises(QueueFull, match="730 of 1300 were queued") as full:
-        broker.enqueue_many(POOL, [ask(n) for n in range(1300)])
-    assert waiting(store) == [task.id for task in full.value.queued]
-
-
-def test_a_conflict_on_the_way_is_told_before_a_full_pool(broker: Broker, store: Store) -> None:
-    register(store, POOL, max_depth=400)
-    broker.enqueue(POOL, ask("other"), id="taken")
-    works = [(ask(n), TaskOptions(id="taken" if n == 250 else f"t{n}")) for n in range(500)]
-    with pytest.raises(IdempotencyConflict, match="taken"):
-        broker.enqueue_many(POOL, works)
-    assert waiting(store)[:251] == ["taken", *(f"t{n}" for n in range(250))]
-    full = [(ask(n), TaskOptions(id="taken" if n == 450 else f"t{n}")) for n in range(500)]
-    with pytest.raises(QueueFull, match="is full"):
-        broker.enqueue_many(POOL, full)
-
-
-def test_redis_that_fills_up_on_the_way_tells_what_it_took(server: RealServer, broker: Broker, store: Store) -> None:
-    register(store, POOL)
-    broker.enqueue(POOL, ask())
-    server.command("CONFIG", "SET", "maxmemory", str(store.raw(lambda client: client.info())["used_memory"] + 500_000))
-    try:
-        with pytest.raises(QueueFull, match="memory limit") as full:
-            broker.enqueue_many(POOL, [ask(f"{n:01000}") for n in range(1500)])
-    finally:
-        server.command("CONFIG", "SET", "maxmemory", "0")
-    assert 0 < len(full.value.queued) < 1500
-    assert waiting(store)[1:] == [task.id for task in full.value.queued]
 
 
 def test_redis_at_its_memory_limit_is_a_full_queue(server: RealServer, broker: Broker) -> None:

@@ -25,7 +25,7 @@ from broker.errors import BrokerUnsuitable
 from broker.scripts import load
 from broker.store import Store
 from tests.support.player import register, serve, serving
-from tests.support.producer import POOL, ask, numbers, run_async
+from tests.support.producer import POOL, ask, numbers, run_async, waiting
 from tests.support.proxy import reply_dropper
 from tests.support.servers import MissingServer, RealServer, redis_server
 
@@ -46,8 +46,7 @@ def test_an_enqueue_whose_reply_is_lost_is_queued_once(
         proxy.drop(load("enqueue").sha.encode())
         tasks = broker.enqueue_many(POOL, [ask(n) for n in range(many)])
         assert proxy.dropped == 1
-        waiting = store.pipelined([("LRANGE", store.keys.queue(POOL), 0, -1)])[0]
-        assert [task_id.decode() for task_id in waiting] == [task.id for task in tasks]
+        assert waiting(store) == [task.id for task in tasks]
 
 
 def test_an_async_enqueue_whose_reply_is_lost_is_queued_once(server: RealServer, redis_url: str, store: Store) -> None:
@@ -59,7 +58,7 @@ def test_an_async_enqueue_whose_reply_is_lost_is_queued_once(server: RealServer,
     with through_proxy(server) as proxy:
         task_id = run_async(proxy.url, use)
         assert proxy.dropped == 2
-    assert store.pipelined([("LRANGE", store.keys.queue(POOL), 0, -1)]) == [[task_id.encode()]]
+    assert waiting(store) == [task_id]
 
 
 def test_results_survive_lost_replies_of_pops(

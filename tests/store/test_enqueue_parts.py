@@ -5,55 +5,62 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from broker import Broker, QueueFull, TaskOptions
-from broker.scripts import Finish, Offer
+from broker import Broker, IdempotencyConflict, QueueFull, TaskOptions
 from broker.store import Store
-from tests.support.player import register
-from tests.support.producer import POOL, ask
+from tests.support.player import register, serving
+from tests.support.producer import POOL, ask, waiting
+from tests.support.servers import RealServer
 from tests.support.verbs import Verbs, new, row, run_one
 
 CALLS = 40
 
 
-@contextmanager
-def draining(url: str) -> Iterator[None]:
-    """A worker of its own, that takes and finishes all the time."""
-    over = threading.Event()
-
-    def drain() -> None:
-        store = Store(url)
-        scripts = store.scripts
-        while not over.is_set():
-            taken = store.run(scripts.claim(POOL, "drainer", [Offer("a", 1000, 0)], lease=30, most=20)).tasks
-            if taken:
-                store.run(scripts.finish(POOL, [Finish(task.lease, "{}", b"") for task in taken], result_ttl=100))
-        store.close()
-
-    thread = threading.Thread(target=drain)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_what_is_queued_when_the_pool_is_full_are_the_first_tasks(
     redis_url: str, broker: Broker, store: Store
 ) -> None:
-    register(store, POOL, max_depth=120)
-    with draining(redis_url):
+    with serving(redis_url, POOL, most=20):
+        register(store, POOL, max_depth=120)
         for call in range(CALLS):
             works = [(ask(n), TaskOptions(id=f"{call}-{n}")) for n in range(500)]
             with pytest.raises(QueueFull) as full:
                 broker.enqueue_many(POOL, works)
             queued = [task.id for task in full.value.queued]
             assert queued == [f"{call}-{n}" for n in range(len(queued))]
+
+
+def test_a_pool_that_fills_up_on_the_way_keeps_what_it_has(broker: Broker, store: Store) -> None:
+    register(store, POOL, max_depth=730)
+    with pytest.raises(QueueFull, match="730 of 1300 were queued") as full:
+        broker.enqueue_many(POOL, [ask(n) for n in range(1300)])
+    assert waiting(store) == [task.id for task in full.value.queued]
+
+
+def test_a_conflict_on_the_way_is_told_before_a_full_pool(broker: Broker, store: Store) -> None:
+    register(store, POOL, max_depth=400)
+    broker.enqueue(POOL, ask("other"), id="taken")
+    works = [(ask(n), TaskOptions(id="taken" if n == 250 else f"t{n}")) for n in range(500)]
+    with pytest.raises(IdempotencyConflict, match="taken"):
+        broker.enqueue_many(POOL, works)
+    assert waiting(store)[:251] == ["taken", *(f"t{n}" for n in range(250))]
+    full = [(ask(n), TaskOptions(id="taken" if n == 450 else f"t{n}")) for n in range(500)]
+    with pytest.raises(QueueFull, match="is full"):
+        broker.enqueue_many(POOL, full)
+
+
+def test_redis_that_fills_up_on_the_way_tells_what_it_took(server: RealServer, broker: Broker, store: Store) -> None:
+    register(store, POOL)
+    broker.enqueue(POOL, ask())
+    server.command("CONFIG", "SET", "maxmemory", str(store.raw(lambda client: client.info())["used_memory"] + 500_000))
+    try:
+        with pytest.raises(QueueFull, match="memory limit") as full:
+            broker.enqueue_many(POOL, [ask(f"{n:01000}") for n in range(1500)])
+    finally:
+        server.command("CONFIG", "SET", "maxmemory", "0")
+    assert 0 < len(full.value.queued) < 1500
+    assert waiting(store)[1:] == [task.id for task in full.value.queued]
 
 
 def test_tasks_stay_in_order_while_the_scripts_get_lost(redis_url: str, store: Store) -> None:
@@ -76,8 +83,7 @@ def test_tasks_stay_in_order_while_the_scripts_get_lost(redis_url: str, store: S
         for thread in threads:
             thread.join()
     for pool, expected in ids.items():
-        waiting = store.pipelined([("LRANGE", store.keys.queue(pool), 0, -1)])[0]
-        assert [task_id.decode() for task_id in waiting] == expected
+        assert waiting(store, pool) == expected
     for broker in brokers:
         broker.close()
 

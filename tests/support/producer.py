@@ -7,8 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from broker import AsyncBroker, Request, Result
+from broker.store import Store
 
 POOL = "llm"
+
+
+def waiting(store: Store, pool: str = POOL) -> list[str]:
+    """Ids in the pool's list, in order."""
+    found: list[bytes] = store.pipelined([("LRANGE", store.keys.queue(pool), 0, -1)])[0]
+    return [task_id.decode() for task_id in found]
 
 
 def ask(n: object = 1) -> Request:
