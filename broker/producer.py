@@ -91,13 +91,13 @@ class Checked(NamedTuple):
     def named(self, pool: str, reply: str = "") -> NewTask:
         """With its id chosen."""
         work, options, data = self
-        task_id, whole = options.id or new_task_id(), digest(pool, data)
         if options is NO_OPTIONS and not reply:
-            return NewTask(task_id, data, whole, describe(work))
+            return NewTask(new_task_id(), data, "", describe(work))
+        named = options.id or options.idempotency_key
         return NewTask(
-            id=task_id,
+            id=options.id or new_task_id(),
             data=data,
-            digest=whole,
+            digest=digest(pool, data) if named else "",
             description=describe(work),
             priority=options.priority or "normal",
             requires=options.requires,

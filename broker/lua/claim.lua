@@ -98,7 +98,7 @@ local moved = false
 -- A task that stood in a list: {fields} if it may start now.
 local function admit(id, variant)
   local seen = fields_of(id, 'status', 'data', 'x_born')
-  if seen[1] == 'queued' and seen[2] and seen[3] and call('HLEN', job_key(id)) == PLAIN then
+  if seen[1] == 'queued' and seen[2] and seen[3] and has_only(id, PLAIN) then
     return {seen[1], seen[2], nil, nil, nil, seen[3]}
   end
   local task = fields_of(id, unpack(FIELDS_OF_TASK))

@@ -28,9 +28,15 @@ local function fields_of(id, ...)
 end
 
 -- To count a task's fields is cheaper than to look for a dozen that are not there: as enqueue wrote it, with no options,
--- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED. Scripts that count otherwise, of another
--- version, would take a task with one option for a plain one: a change of these numbers is for the changelog.
-local PLAIN, LEASED = 9, 15
+-- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED. One more where its producer named it.
+-- Scripts that count otherwise, of another version, would take a task with one option for a plain one: a change of these
+-- numbers is for the changelog.
+local PLAIN, LEASED = 8, 14
+local function has_only(id, fields)
+  local key = job_key(id)
+  local found = call('HLEN', key)
+  return found == fields or found == fields + 1 and call('HEXISTS', key, 'x_dig') == 1
+end
 
 local slots_keys = {}
 local function slots_key(endpoint)

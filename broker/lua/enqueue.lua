@@ -1,7 +1,7 @@
 -- enqueue: (nothing) -> queued | scheduled.
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, max_depth (0: the pool's own), n, then n times 5:
---         id, data, digest, description, options: "" or
+--         id, data, digest ("" for an id that was made for this task alone), description, options: "" or
 --         "<priority>|<requires>|<delay ms>|<deadline ms from now, 0 none>|<max attempts, 0 the pool's>|<reply list>|
 --         <idempotency key>"
 --         and, if the call is one part of several that are under way together: their common id, the part's number from 0.
@@ -36,7 +36,15 @@ local function depth()
   return total
 end
 
-local function earlier(id, idem, digest)
+-- Who is told the id of a task whose producer did not name it may enqueue it again by that: its data says whether it is the same.
+local function same(id, data, digest)
+  if digest == '' then return true end
+  local theirs = fields_of(id, 'x_dig', 'origin', 'data')
+  if theirs[1] then return theirs[1] == digest end
+  return theirs[2] == pool and theirs[3] == data
+end
+
+local function earlier(id, data, idem, digest)
   if idem ~= '' then
     local found = call('GET', P .. ':x:idem:' .. pool .. ':' .. idem)
     if found then
@@ -47,7 +55,7 @@ local function earlier(id, idem, digest)
     end
   end
   if call('EXISTS', job_key(id)) == 1 then
-    return fields_of(id, 'x_dig')[1] == digest and 'already' or 'conflict', id
+    return same(id, data, digest) and 'already' or 'conflict', id
   end
 end
 
@@ -69,13 +77,14 @@ for at = 5, n * 5, 5 do
     priority, requires, delay, deadline, attempts, to, idem = string.match(options, OPTIONS)
     delay, deadline = tonumber(delay), tonumber(deadline)
   end
-  local word, known = earlier(id, idem, digest)
+  local word, known = earlier(id, words_in[at + 1], idem, digest)
   if not word and room <= 0 then word, known, refused = 'full', id, true end
   if not word then
     local key = job_key(id)
     call('HSET', key, 'data', words_in[at + 1], 'created_at', created_at, 'enqueued_at', created_at, 'origin', pool,
       'description', words_in[at + 3], 'timeout', TIMEOUT, 'status', delay > 0 and 'scheduled' or 'queued',
-      'x_born', NOW, 'x_dig', digest)
+      'x_born', NOW)
+    if digest ~= '' then call('HSET', key, 'x_dig', digest) end
     if options ~= '' then
       local fields = {}
       local function field(name, value)

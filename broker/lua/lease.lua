@@ -6,7 +6,7 @@
 -- 'lost' (somebody else's now, or gone). And the task, as read_ending has it.
 local function fence(id, lease)
   local seen = fields_of(id, 'status', 'x_lease', 'x_born', 'x_run')
-  if seen[1] == 'started' and seen[2] == lease and seen[3] and call('HLEN', job_key(id)) == LEASED then
+  if seen[1] == 'started' and seen[2] == lease and seen[3] and has_only(id, LEASED) then
     return 'held', {born = seen[3], run = seen[4]}
   end
   local task = read_ending(id)

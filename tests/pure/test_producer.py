@@ -47,6 +47,15 @@ def test_a_digest_is_of_the_content_and_the_pool() -> None:
     assert len(digest("llm", b"")) == 32
 
 
+@pytest.mark.parametrize(("options", "has"), [
+    (TaskOptions(), False), (TaskOptions(priority="low"), False),
+    (TaskOptions(id="a"), True), (TaskOptions(idempotency_key="k"), True),
+])  # fmt: skip
+def test_what_the_producer_named_has_a_digest(options: TaskOptions, has: bool) -> None:
+    task = prepare("llm", (WORK, options), PoolLimits())
+    assert task.digest == (digest("llm", task.data) if has else "")
+
+
 def test_limits_are_the_registered_ones_or_the_defaults() -> None:
     assert PoolLimits.read([None, None, None]) == PoolLimits(100_000, 262_144, 86_400.0)
     assert PoolLimits.read([b"5", b"1000", b"1500"]) == PoolLimits(5, 1000, 1.5)

@@ -34,8 +34,10 @@ class Mutant:
 
 MUTANTS = [
     Mutant("no fence", "if task.lease == lease then", "if true then"),
-    Mutant("every task in hand is plain", " and call('HLEN', job_key(id)) == LEASED", ""),
-    Mutant("every waiting task is plain", " and call('HLEN', job_key(id)) == PLAIN", ""),
+    Mutant("every task in hand is plain", " and has_only(id, LEASED)", ""),
+    Mutant("every waiting task is plain", " and has_only(id, PLAIN)", ""),
+    Mutant("one option is no option", " and call('HEXISTS', key, 'x_dig') == 1", ""),
+    Mutant("all digests are the same", "if digest == '' then return true end", "if true then return true end"),
     Mutant("own repeat is lost", "if task.done == lease then return 'already', task end", ""),
     Mutant("slot stays taken", "call('ZREM', slots_key(endpoint), id)\n  call('ZREM', K_WIP", "call('ZREM', K_WIP"),
     Mutant("mirror stays", "  call('ZREM', K_WIP, id .. ':' .. lease)\nend", "end"),

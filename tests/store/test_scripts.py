@@ -29,6 +29,16 @@ def test_enqueue_of_a_known_id_with_another_payload_is_a_conflict(verbs: Verbs) 
     assert verbs.enqueue(new("t", digest="other")) == [Enqueued("conflict", "t")]
 
 
+def test_a_task_that_its_producer_did_not_name_is_known_by_its_data(verbs: Verbs) -> None:
+    made = new("t", digest="")
+    named = made._replace(digest="d")
+    assert verbs.enqueue(made) == [Enqueued("queued", "t")]
+    assert verbs.field("t", "x_dig") == ""
+    assert verbs.enqueue(made) == [Enqueued("already", "t")], "its reply was lost"
+    assert verbs.enqueue(named) == [Enqueued("already", "t")]
+    assert verbs.enqueue(named._replace(data=b"[]")) == [Enqueued("conflict", "t")]
+
+
 def test_enqueue_with_an_idempotency_key_answers_the_earlier_id(verbs: Verbs) -> None:
     first, second, other = new("t1", key="k"), new("t2", key="k"), new("t3", key="k", digest="other")
     assert verbs.enqueue(first, second, other) == [

@@ -57,11 +57,13 @@ class Model(Administration):
 
     def _earlier(self, new: NewTask) -> tuple[str, str] | None:
         found = self.idem.get(new.idempotency_key) if new.idempotency_key else None
-        if found is None and new.id in self.tasks:
-            found = (new.id, self.tasks[new.id].digest)
-        if found is None:
+        if found is not None:
+            return ("already" if found[1] == new.digest else "conflict"), found[0]
+        if new.id not in self.tasks:
             return None
-        return ("already" if found[1] == new.digest else "conflict"), found[0]
+        digest = self.tasks[new.id].digest
+        same = digest == new.digest or "" in (digest, new.digest)  # all data are the same
+        return ("already" if same else "conflict"), new.id
 
     def enqueue(self, news: Sequence[NewTask], max_depth: int) -> list[Enqueued]:
         depth = sum(map(len, self.pool.lists.values())) + len(self.scheduled)
