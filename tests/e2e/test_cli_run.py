@@ -67,7 +67,8 @@ def answered_once(output: Path, count: int) -> None:
 
 def test_500_lines_over_3_endpoints(tmp_path: Path, redis_url: str) -> None:
     source, output = write_batch(tmp_path / "in.jsonl", 500), tmp_path / "out.jsonl"
-    with simulated_endpoints(3, "--latency", "5ms", "--port", "0") as samples:
+    # two of them alone would take 4 s: a process that starts later than the others still finds something to do
+    with simulated_endpoints(3, "--latency", "150ms", "--port", "0") as samples:
         done = headrace("run", source, "-o", output, *endpoints(samples), "--redis", redis_url, cwd=tmp_path)
         hits = [sample.stats()["hits"] for sample in samples]
     assert done.returncode == 0, done.stderr
