@@ -46,8 +46,8 @@ def _settled(count: int) -> Callable[[Any], Words]:
 
 
 class NewTask(NamedTuple):
-    """What enqueue needs to know. Seconds; 0 means none. `data` is the encoded work (see `rqjob`); `digest` is "" for a
-    task whose id was made for it alone."""
+    """What enqueue needs to know. Seconds; 0 means none. `data` is the encoded work (see `rqjob`); `digest` may be ""
+    where the id was made for it alone."""
 
     id: str
     data: bytes

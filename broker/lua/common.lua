@@ -28,7 +28,7 @@ local function fields_of(id, ...)
 end
 
 -- To count a task's fields is cheaper than to look for a dozen that are not there: as enqueue wrote it, with no options,
--- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED. One more where its producer named it.
+-- it has PLAIN of them, which nobody takes away; in its first lease it has LEASED. One more with a digest.
 -- Scripts that count otherwise, of another version, would take a task with one option for a plain one: a change of these
 -- numbers is for the changelog.
 local PLAIN, LEASED = 8, 14

@@ -1,7 +1,7 @@
 -- enqueue: (nothing) -> queued | scheduled.
 -- KEYS[1] rq:x:pool:<pool> HASH
 -- ARGV    prefix, pool, max_depth (0: the pool's own), n, then n times 5:
---         id, data, digest ("" for an id that was made for this task alone), description, options: "" or
+--         id, data, digest (or "", where the id was made for this task alone), description, options: "" or
 --         "<priority>|<requires>|<delay ms>|<deadline ms from now, 0 none>|<max attempts, 0 the pool's>|<reply list>|
 --         <idempotency key>"
 --         and, if the call is one part of several that are under way together: their common id, the part's number from 0.
@@ -36,7 +36,7 @@ local function depth()
   return total
 end
 
--- Who is told the id of a task whose producer did not name it may enqueue it again by that: its data says whether it is the same.
+-- Who was told the id of a task without digest may enqueue it again by that: its data tell whether it is the same.
 local function same(id, data, digest)
   if digest == '' then return true end
   local theirs = fields_of(id, 'x_dig', 'origin', 'data')

@@ -56,6 +56,11 @@ def test_what_the_producer_named_has_a_digest(options: TaskOptions, has: bool) -
     assert task.digest == (digest("llm", task.data) if has else "")
 
 
+def test_what_is_compressed_has_a_digest() -> None:
+    task = prepare("llm", Request("POST", "/x", json="y" * 5000), PoolLimits())
+    assert task.digest == digest("llm", task.data)
+
+
 def test_limits_are_the_registered_ones_or_the_defaults() -> None:
     assert PoolLimits.read([None, None, None]) == PoolLimits(100_000, 262_144, 86_400.0)
     assert PoolLimits.read([b"5", b"1000", b"1500"]) == PoolLimits(5, 1000, 1.5)
