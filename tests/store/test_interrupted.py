@@ -30,6 +30,13 @@ class Interrupted(Exception):
     pass
 
 
+def in_finalizer(frame: FrameType | None) -> bool:
+    """The collector may run one at any step, of any object. What is raised there is reported, and ends no call."""
+    while frame and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
 def line_of(frame: FrameType) -> str:
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
 
@@ -42,7 +49,7 @@ def at_each_step(call: Callable[[], object], files: tuple[str, ...], check: Call
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left
-            if not frame.f_code.co_filename.endswith(files):
+            if not frame.f_code.co_filename.endswith(files) or in_finalizer(frame):
                 return None
             if event == "line" and line_of(frame).startswith("with "):
                 return trace
