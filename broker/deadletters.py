@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.core import discard
 from broker.errors import InvalidTask
-from broker.fields import as_count, as_seconds, as_text
+from broker.fields import as_count, as_date, as_text
 from broker.flows import Call, Flow, Plain, drive, in_batches
 from broker.inspect import Plainly
 from broker.keys import Keys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from broker.store import Store
 
 MOST_SCANNED: Final = 10_000  # entries looked at for one page
-_NAMES: Final = ("status", "x_out", "x_why", "exc_info", "x_try", "x_end", "x_hist", "description", "x_ep")
+_NAMES: Final = ("status", "x_out", "x_why", "exc_info", "x_try", "ended_at", "x_hist", "description", "x_ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def _letter(task_id: str, row: Mapping[str, str]) -> DeadLetter | None:
         reason=reason_of(row),
         attempts=as_count(row.get("x_try")),
         endpoint=history[-1].endpoint if history else row.get("x_ep", ""),
-        ended_at=as_seconds(row.get("x_end")),
+        ended_at=as_date(row.get("ended_at")),
         description=row.get("description", ""),
     )
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import UnknownTask
-from broker.fields import as_count, as_fields, as_list, as_seconds
+from broker.fields import as_count, as_date, as_fields, as_list, as_seconds
 from broker.flows import Flow, Plain, drive
 from broker.inspect import (
     EndpointStatus,
@@ -21,6 +21,7 @@ from broker.inspect import (
     unattended,
 )
 from broker.keys import Keys
+from broker.outcome import attempts_of
 from broker.task import PRIORITIES, check_task_id
 from broker.taskview import MOST_LISTED, failed_by_stock, reason_of, stock_failures, variant_of
 
@@ -93,7 +94,7 @@ def read(keys: Keys, task_id: str) -> Flow[tuple[float, Reading]]:
     (record,) = yield Plain([("HGETALL", keys.job(task_id))])
     if not record:
         raise UnknownTask(f"task {task_id}: not in Redis; it never was, or its outcome has expired (queue.result_ttl)")
-    row = as_fields({name: value for name, value in record.items() if name not in (b"data", b"x_body")})
+    row = as_fields({name: value for name, value in record.items() if name not in (b"data", b"x_ans")})
     if failed_by_stock(row):
         for why, _ in (yield from stock_failures(keys, [task_id])).values():
             row["exc_info"] = why
@@ -166,7 +167,8 @@ def decide(reading: Reading, now: float) -> Explanation:
 
 def _ended(reading: Reading, outcome: str, now: float) -> str:
     row = reading.row
-    ended, tries, why = as_seconds(row.get("x_end")), as_count(row.get("x_try")), reason_of(row)
+    ended, why = as_date(row.get("ended_at")), reason_of(row)
+    tries = attempts_of(row.get("x_out"), row.get("x_try"))
     text = {"ok": "answered", "dead": "given up", "poison": "given up"}.get(outcome, outcome)
     if ended is not None:
         text += f" {_span(now - ended)} ago"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 MOST_DIGITS: Final = 20
@@ -49,13 +50,32 @@ def as_seconds(text: str | bytes | None) -> float | None:
     return number / 1000 if 0 < number <= MOST_MS else None  # NaN is not
 
 
+def as_date(text: str | bytes | None) -> float | None:
+    """A time in RQ's text, `2026-01-31T12:34:56.789Z`, to Unix seconds; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(as_text(text)) if text else None
+        return None if moment is None else moment.timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def as_array(text: str | bytes | None) -> list[Any]:
+    """A JSON array; [] for anything else."""
+    told = _as_json(text)
+    return told if isinstance(told, list) else []
+
+
 def as_object(text: str | bytes | None) -> dict[str, Any]:
     """A JSON object; {} for anything else."""
-    try:
-        told = json.loads(text) if text else {}
-    except (ValueError, RecursionError):  # ValueError: also what is no UTF-8, and numbers of too many digits
-        return {}
+    told = _as_json(text)
     return told if isinstance(told, dict) else {}
+
+
+def _as_json(text: str | bytes | None) -> Any:
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):  # ValueError: also what is no UTF-8, and numbers of too many digits
+        return None
 
 
 def as_number(value: Any) -> float | None:

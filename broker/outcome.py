@@ -7,26 +7,52 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from broker.fields import as_count, as_headers, as_moment, as_object, as_seconds, as_status
+from broker.fields import as_array, as_count, as_date, as_seconds, as_status, as_text
 from broker.task import Outcome, Result
 
 # Fields of rq:job:<id> that make a Result, in the order HMGET asks for them.
-FIELDS: Final = ("status", "x_out", "x_ans", "x_body", "x_why", "x_try", "x_born", "x_end", "created_at")
+FIELDS: Final = (
+    "status", "x_out", "x_ans", "x_why", "x_try", "x_born", "started_at", "ended_at", "created_at",
+)  # fmt: skip
 
 KEPT_HEADERS: Final = ("content-type", "retry-after", "x-request-id")
+USUAL_TYPE: Final = "application/json"
 
 
-def encode_answer(status: int | None, headers: Mapping[str, str], endpoint: str, started_at: float) -> str:
-    """The field `x_ans`: JSON of the last answer but for its body. `started_at` in Unix seconds."""
-    kept = tuple([(name, headers[name]) for name in KEPT_HEADERS if name in headers])
-    return f"{_answer_begun(status, kept, endpoint)}{started_at:.3f}}}"
+def encode_answer(status: int | None, headers: Mapping[str, str], endpoint: str) -> str:
+    """The first line of the field `x_ans`: a JSON array of status, endpoint and KEPT_HEADERS. What follows is the body.
+
+    There is one for each task with an outcome, so it is short: null, or left out at the end, are the usual content
+    type, and other headers that are not there. No content type at all is "".
+    """
+    content_type = headers.get(KEPT_HEADERS[0], "")
+    others = [headers.get(name) for name in KEPT_HEADERS[1:]]
+    return _encode_answer(status, endpoint, None if content_type == USUAL_TYPE else content_type, *others)
 
 
 @lru_cache(maxsize=256)
-def _answer_begun(status: int | None, kept: tuple[tuple[str, str], ...], endpoint: str) -> str:
-    """All but the last value: it is the same for most answers of an endpoint."""
-    answer = {"status": status, "headers": dict(kept), "endpoint": endpoint}
-    return f'{json.dumps(answer, separators=(",", ":"))[:-1]},"started":'
+def _encode_answer(status: int | None, endpoint: str, *kept: str | None) -> str:
+    answer = [status, endpoint, *kept]
+    while answer[-1] is None:
+        answer.pop()
+    return json.dumps(answer, separators=(",", ":"))
+
+
+def decode_answer(text: bytes | None) -> tuple[int | None, str, dict[str, str], bytes]:
+    """The field `x_ans`: status, endpoint, headers and body, as far as they are what they should be."""
+    head, _, body = (text or b"").partition(b"\n")
+    told = as_array(head)
+    if len(told) < 2:
+        return None, "", {}, body
+    status, endpoint, *kept = told
+    kept = [USUAL_TYPE if not kept or kept[0] is None else kept[0], *kept[1:]]
+    headers = {name: value for name, value in zip(KEPT_HEADERS, kept, strict=False) if value and isinstance(value, str)}
+    return as_status(status), endpoint if isinstance(endpoint, str) else "", headers, body
+
+
+def attempts_of(outcome: str | bytes | None, failed: str | bytes | None) -> int:
+    """From the fields `x_out` and `x_try`, which counts attempts that failed: one more did not if the outcome is ok."""
+    return as_count(failed) + (as_text(outcome or "") == "ok")
 
 
 def _text(value: bytes | None) -> str:
@@ -36,26 +62,27 @@ def _text(value: bytes | None) -> str:
 def _seconds(value: bytes | None) -> float:
     return as_seconds(value) or 0.0
 
+
 def read_result(task_id: str, values: Sequence[Any]) -> Result | None:
     """The Result in what HMGET gave for FIELDS; None while the task has no outcome.
 
     A task that a stock RQ worker ran has RQ's status alone: finished is `ok`, failed is `dead`.
     """
-    status, outcome, answer, body, why, tries, born, ended, _ = values
+    status, outcome, answer, why, failed, born, started, ended, _ = values
     word = _text(outcome) or {"finished": "ok", "failed": "dead", "canceled": "canceled"}.get(_text(status), "")
     if not word:
         return None
-    told = as_object(answer)
+    status_code, endpoint, headers, body = decode_answer(answer)
     return Result(
         task_id=task_id,
         outcome=cast(Outcome, word),
-        status_code=as_status(told.get("status")),
-        headers=as_headers(told.get("headers")),
-        body=body or b"",
-        endpoint=str(told.get("endpoint", "")),
-        attempts=as_count(tries),
+        status_code=status_code,
+        headers=headers,
+        body=body,
+        endpoint=endpoint,
+        attempts=attempts_of(outcome, failed),
         reason=_text(why),
         enqueued_at=_seconds(born),
-        started_at=as_moment(told.get("started")) or 0.0,
-        ended_at=_seconds(ended),
+        started_at=(as_date(started) if answer else None) or 0.0,
+        ended_at=as_date(ended) or 0.0,
     )

@@ -1,8 +1,9 @@
 """The RQ job hash: how a task is written so that RQ reads it, and how a task is read, whoever wrote it.
 
 RQ keeps the call in the hash field `data`: `(function name, instance, args, kwargs)` in the producer's serializer,
-perhaps inside zlib. Ours is JSON, `["workers.jobs.request", null, [], {...}]`, plain below 2 KiB and zlib level 1 from
-there on. A producer that uses RQ alone sends zlib around pickle (RQ's default) or JSON. rq itself is never imported.
+perhaps inside zlib. Ours is JSON, `["workers.jobs.request", null, ["POST", "/path", ...], {}]`, plain below 2 KiB and
+zlib level 1 from there on. A producer that uses RQ alone sends zlib around pickle (RQ's default) or JSON. rq itself is
+never imported.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ MAX_EXC_BYTES: Final = 1 << 20  # of a traceback, inflated
 
 _REQUEST_NAMES: Final = ("method", "path", "json", "body", "headers", "timeout")
 _NPU_NAMES: Final = ("task_type", "data", "timeout")
-_REQUEST_HEAD: Final = b'["workers.jobs.request",null,[],'
-_NPU_HEAD: Final = b'["workers.jobs.npu",null,[],'
+_REQUEST_HEAD: Final = b'["workers.jobs.request",null,'
+_NPU_HEAD: Final = b'["workers.jobs.npu",null,'
 _STRICT: Final = orjson and orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _PICKLE_STARTS: Final = (b"\x80", b"(")
 
@@ -63,21 +64,24 @@ def encode_work(work: Work, limit: int | None = None) -> bytes:
 
     Raises PayloadTooLarge over the limit, InvalidTask for what JSON cannot carry.
     """
+    names: Sequence[str]
+    args: list[Any]
+    kwargs: dict[str, Any] = {}
     if isinstance(work, Request):
         head = _REQUEST_HEAD
-        kwargs: dict[str, Any] = {"method": work.method, "path": work.path}
+        names, args = _REQUEST_NAMES, [work.method, work.path]
         if work.json is not None:
-            kwargs["json"] = work.json
+            args.append(work.json)
         if work.body is not None:
             kwargs["body"] = work.body
         if work.headers:
             kwargs["headers"] = work.headers
     else:
         head = _NPU_HEAD
-        kwargs = {"task_type": work.task_type, "data": work.data}
+        names, args = _NPU_NAMES, [work.task_type, work.data]
     if work.timeout is not None:
         kwargs["timeout"] = work.timeout
-    raw = head + _dump_json(kwargs) + b"]"
+    raw = head + _dump_json(args, kwargs, names)[1:]
     size = len(raw)
     if limit is not None and size > limit:
         raise _too_large(size, limit)
@@ -182,16 +186,15 @@ def _work(call: Any, trusted: bool) -> Work:
 
 def _bind(function: str, names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name. The first two names are required; None is the same as left out."""
-    bound = kwargs
-    if args:
-        if len(args) > len(names):
-            raise InvalidTask(f"{function}: {len(args)} arguments; it takes {', '.join(names)}")
-        bound = dict(zip(names, args, strict=False))
+    if len(args) > len(names):
+        raise InvalidTask(f"{function}: {len(args)} arguments; it takes {', '.join(names)}")
+    bound = dict(zip(names, args, strict=False))
+    if kwargs:
         if twice := bound.keys() & kwargs.keys():
             raise InvalidTask(f"{function}: argument {min(twice)!r} is given twice; give it once")
+        for name in kwargs.keys() - names:
+            raise InvalidTask(f"{function}: unknown argument {_short(repr(name), 80)}; it takes {', '.join(names)}")
         bound |= kwargs
-    for name in bound.keys() - names:
-        raise InvalidTask(f"{function}: unknown argument {_short(repr(name), 80)}; it takes {', '.join(names)}")
     for name in names[:2]:
         if bound.get(name) is None:
             raise InvalidTask(f"{function}: argument {name!r} is missing; it takes {', '.join(names)}")
@@ -266,17 +269,19 @@ class _NotJson(Exception):
         self.where: list[str] = []
 
 
-def _dump_json(kwargs: dict[str, Any]) -> bytes:
+def _dump_json(args: list[Any], kwargs: dict[str, Any], names: Sequence[str]) -> bytes:
+    """Of the pair. `names` those of `args` and on, for errors."""
+    pair = [args, kwargs]
     raw: bytes | None = None
     if orjson is not None:
         try:
-            raw = orjson.dumps(kwargs, option=_STRICT)
+            raw = orjson.dumps(pair, option=_STRICT)
         except TypeError:
             raw = None  # not JSON, which the check below explains, or only unusual, such as a read-only mapping
     # orjson writes NaN as null
     if raw is None or b"null" in raw or _may_be_deep(raw):
-        _check_json(kwargs)
-    return raw or jsonlib.dumps(kwargs, ensure_ascii=False, separators=(",", ":"), default=dict).encode()
+        _check_json(dict(zip(names, args, strict=False)) | kwargs)
+    return raw or jsonlib.dumps(pair, ensure_ascii=False, separators=(",", ":"), default=dict).encode()
 
 
 def _may_be_deep(raw: bytes) -> bool:

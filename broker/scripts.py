@@ -126,7 +126,7 @@ class Claims(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Outcome ok. `answer` is JSON; `return_value` is for a plain RQ producer, else ""."""
+    """Outcome ok. `answer` is one line of JSON; `return_value` is for a plain RQ producer, else ""."""
 
     lease: Lease
     answer: str
@@ -166,6 +166,11 @@ class DeadLetter:
     body: bytes
     history: str
     exc_string: str = ""
+
+
+def _whole(item: Finish | DeadLetter) -> bytes:
+    """The field `x_ans`."""
+    return b"%s\n%s" % (item.answer.encode(), item.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,7 @@ class Scripts(AdminScripts):
     def finish(self, pool: str, items: Sequence[Finish], *, result_ttl: float) -> Command[list[Settled]]:
         args: list[str | bytes | int] = [in_ms(result_ttl), len(items)]
         for item in items:
-            args += (item.lease.id, item.lease.token, item.lease.endpoint, item.answer, item.body, item.return_value)
+            args += (item.lease.id, item.lease.token, item.lease.endpoint, _whole(item), item.return_value)
         return self._command("finish", pool, args, _settled(len(items)))
 
     def retry(self, pool: str, items: Sequence[Retry]) -> Command[list[Settled]]:
@@ -272,7 +277,7 @@ class Scripts(AdminScripts):
         args: list[str | bytes | int] = [in_ms(dead_letter_ttl), in_ms(result_ttl), len(items)]
         for item in items:
             args += (
-                item.lease.id, item.lease.token, item.lease.endpoint, item.verdict, item.reason, item.answer, item.body,
+                item.lease.id, item.lease.token, item.lease.endpoint, item.verdict, item.reason, _whole(item),
                 item.history, item.exc_string,
             )  # fmt: skip
         return self._command("dead_letter", pool, args, _settled(len(items)))

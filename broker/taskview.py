@@ -23,7 +23,7 @@ from broker.fields import (
 from broker.flows import Flow, Plain, drive
 from broker.inspect import Plainly
 from broker.keys import Keys
-from broker.outcome import FIELDS, read_result
+from broker.outcome import FIELDS, attempts_of, decode_answer, read_result
 from broker.rqjob import decode_data, rq_why
 from broker.task import NpuTask
 
@@ -133,7 +133,7 @@ def variant_of(row: Mapping[str, str]) -> str:
 
 
 def _view(task_id: str, raw: Mapping[str, bytes], where: str, ttl: int, payload: bool) -> TaskView:
-    row = {name: as_text(value) for name, value in raw.items() if name not in ("data", "x_body")}
+    row = {name: as_text(value) for name, value in raw.items() if name not in ("data", "x_ans")}
     result = read_result(task_id, [raw.get(name) for name in FIELDS])
     return TaskView(
         id=task_id,
@@ -143,7 +143,7 @@ def _view(task_id: str, raw: Mapping[str, bytes], where: str, ttl: int, payload:
         where=where,
         priority=row.get("x_pri") or "normal",
         requires=as_list(row.get("x_req")),
-        attempts=as_count(row.get("x_try")),
+        attempts=attempts_of(row.get("x_out"), row.get("x_try")),
         max_attempts=as_int(row.get("x_max")),
         lost=as_count(row.get("x_del")),
         excluded=as_list(row.get("x_excl")),
@@ -152,12 +152,12 @@ def _view(task_id: str, raw: Mapping[str, bytes], where: str, ttl: int, payload:
         endpoint=(result.endpoint if result else "") or row.get("x_ep", ""),
         enqueued_at=as_seconds(row.get("x_born")),
         started_at=(result.started_at or None) if result else as_seconds(row.get("x_run")),
-        ended_at=as_seconds(row.get("x_end")),
+        ended_at=(result.ended_at or None) if result else None,
         deadline=as_seconds(row.get("x_dl")),
         ttl=ttl / 1000 if ttl >= 0 else None,
         idempotency_key=row.get("x_idem", ""),
         history=read_history(row.get("x_hist", "")),
-        answer=as_text(raw.get("x_body", b"")) if payload else None,
+        answer=as_text(decode_answer(raw.get("x_ans"))[3]) if payload else None,
         payload=_payload(raw.get("data", b"")) if payload else None,
     )
 

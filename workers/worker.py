@@ -99,7 +99,7 @@ class Worker:
                 answer.status, answer.headers, answer.body, self.endpoint.id, claimed.attempts + 1
             )
             value = rq_return_value("pickle" if serializer == "pickle" else "json", result)
-        told = encode_answer(answer.status, answer.headers, self.endpoint.id, claimed.claimed_at)
+        told = encode_answer(answer.status, answer.headers, self.endpoint.id)
         return Finish(claimed.lease, told, answer.body, value)
 
     def _failed(self, claimed: Claimed, failure: AttemptFailed, now: float) -> Settlement:
@@ -132,7 +132,7 @@ class Worker:
             claimed.lease,
             failure.rule.breaker,
             reason,
-            encode_answer(failure.status, failure.headers, self.endpoint.id, claimed.claimed_at),
+            encode_answer(failure.status, failure.headers, self.endpoint.id),
             body,
             self._history(claimed, failure, now),
             rq_exc_string(reason) if claimed.plain else "",

@@ -15,12 +15,13 @@
 local now = server_ms()
 local process, lease_ms, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local started_at = date_text(now)
-local rooms, held, mine = {}, {}, {}
+local rooms, held, mine, with_room = {}, {}, {}, {}
 for i = 1, tonumber(ARGV[6]) do
   local at = 6 + (i - 1) * 3
   local id = ARGV[at + 1]
   mine[#mine + 1] = id
   rooms[id], held[id] = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  if rooms[id] > 0 then with_room[#with_room + 1] = id end
 end
 
 local unknown = {} -- leases of this process that it does not know of
@@ -91,7 +92,7 @@ local function next_list(class)
 end
 
 local FIELDS_OF_TASK = {'status', 'data', 'x_try', 'x_max', 'x_dl', 'x_born', 'x_pri', 'x_req', 'x_excl', 'x_out',
-  'x_del', 'x_fence'}
+  'x_del', 'x_fence', 'x_done'}
 
 local moved = false
 
@@ -112,8 +113,8 @@ local function admit(id, variant)
   end
   if task[10] then
     -- RQ's own requeue put a dead letter back: a redrive.
-    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_sus', 'x_dl', 'x_why', 'x_ans', 'x_body', 'x_end',
-      'exc_info')
+    call('HDEL', job_key(id), 'x_out', 'x_try', 'x_excl', 'x_del', 'x_sus', 'x_dl', 'x_why', 'x_ans',
+      'ended_at', 'exc_info')
     call('PERSIST', job_key(id))
     rarely().hold_idem(id)
     task[3], task[5], task[9], task[11] = nil, nil, nil, nil
@@ -143,7 +144,7 @@ local function hand(id, task, endpoint, lease)
 end
 
 local function start(id, task, endpoint)
-  local fence = (tonumber(task[12] or '') or 0) + 1
+  local fence = (tonumber(task[12] or string.match(task[13] or '', '^%d+') or '') or 0) + 1
   local lease = int(fence) .. '.' .. int(endpoint.epoch) .. '.' .. process
   call('HSET', job_key(id), 'status', 'started', 'x_fence', int(fence), 'x_lease', lease, 'x_ep', endpoint.id,
     'x_run', NOW, 'started_at', started_at, 'worker_name', process)
@@ -169,32 +170,42 @@ local function enter_half_open(endpoint, id)
   end
 end
 
--- Pops until `quota` tasks have started on the endpoint. Returns how many did. A call looks at a bounded number of
--- entries, so that a long run of dead ones does not hold the server.
-local looked = 0
-local function take(class, endpoint, quota)
-  local started = 0
-  while started < quota and given < most and looked < 2000 do
+-- What was popped for several endpoints at once. A call looks at a bounded number of entries, so that a long run of dead
+-- ones does not hold the server.
+local popped, next_popped, popped_from, looked = {}, 1, nil, 0
+
+-- The next entry: its id and list. `want`: how many more the class has endpoints for.
+local function next_entry(class, want)
+  if not popped[next_popped] then
+    if looked >= 2000 then return nil end
     local list, only = next_list(class)
-    if not list then break end
-    local want = only and math.min(quota - started, most - given) or 1
-    local ids = call('LPOP', list_key(list.variant), want)
-    if not ids or #ids == 0 then
+    if not list then return nil end
+    popped, next_popped, popped_from = call('LPOP', list_key(list.variant), only and want or 1) or {}, 1, list.variant
+    looked = looked + #popped
+    if #popped == 0 then
       list.length = 0
       unlisted(list.variant)
-    else
-      list.length = list.length - #ids
-      class.waiting = class.waiting - #ids
-      if list.length <= 0 and list.variant ~= '' and call('LLEN', list_key(list.variant)) == 0 then unlisted(list.variant) end
-      looked = looked + #ids
-      for _, id in ipairs(ids) do
-        local task = admit(id, list.variant)
-        if task then
-          enter_half_open(endpoint, id)
-          start(id, task, endpoint)
-          started = started + 1
-        end
-      end
+      return next_entry(class, want)
+    end
+    list.length = list.length - #popped
+    class.waiting = class.waiting - #popped
+    if list.length <= 0 and list.variant ~= '' and call('LLEN', list_key(list.variant)) == 0 then unlisted(list.variant) end
+  end
+  next_popped = next_popped + 1
+  return popped[next_popped - 1], popped_from
+end
+
+-- Takes entries until `quota` tasks have started on the endpoint. Returns how many did.
+local function take(class, endpoint, quota, want)
+  local started = 0
+  while started < quota and given < most do
+    local id, variant = next_entry(class, math.min(want - started, most - given))
+    if not id then break end
+    local task = admit(id, variant)
+    if task then
+      enter_half_open(endpoint, id)
+      start(id, task, endpoint)
+      started = started + 1
     end
   end
   return started
@@ -219,10 +230,10 @@ end
 
 for _, lost in ipairs(unknown) do give_again(unpack(lost)) end
 
-local reserved = false
+local reserved, list = false, {}
 for _, class in ipairs(classes) do
   local handed = hand_out(class)
-  local list = in_order(handed)
+  list = in_order(handed)
   -- A small batch must not all go to the first endpoint: the shares shrink together.
   local wanted, quotas = 0, {}
   for at, endpoint in ipairs(list) do
@@ -230,10 +241,15 @@ for _, class in ipairs(classes) do
     wanted = wanted + quotas[at]
   end
   local scale = wanted > most - given and (most - given) / wanted or 1
+  wanted = 0
+  for at in ipairs(list) do
+    quotas[at] = math.min(quotas[at], math.ceil(quotas[at] * scale))
+    wanted = wanted + quotas[at]
+  end
   for at, endpoint in ipairs(list) do
-    local quota = math.min(quotas[at], math.ceil(quotas[at] * scale))
-    if quota > 0 then
-      local started = take(class, endpoint, quota)
+    if quotas[at] > 0 then
+      local started = take(class, endpoint, quotas[at], wanted)
+      wanted = wanted - quotas[at]
       if started > 0 then
         took[endpoint.id] = (took[endpoint.id] or 0) + started
         rooms[endpoint.id] = rooms[endpoint.id] - started
@@ -251,7 +267,15 @@ end
 
 write_sums(sums)
 
-local served = in_order(took)
+-- Those that got something; of one class alone they stand in their order already.
+local function started_on(endpoints)
+  local some = {}
+  for _, endpoint in ipairs(endpoints) do
+    if took[endpoint.id] then some[#some + 1] = endpoint end
+  end
+  return some
+end
+local served = #classes == 1 and started_on(list) or in_order(took)
 if #served > 0 then
   local before_these = call('HINCRBY', K_POOL, 'seq', #served) - #served
   for at, endpoint in ipairs(served) do call('HSET', endpoint_key(endpoint.id), 'last', int(before_these + at)) end
@@ -284,7 +308,7 @@ local function wake_after()
   if left > 0 and room_left > 0 then
     if given >= most or looked >= 2000 then by(1) end
     if reserved then by(spill) end
-    for _, id in ipairs(mine) do
+    for _, id in ipairs(with_room) do
       local endpoint = view.by_id[id]
       if endpoint and endpoint.pause > now then by(endpoint.pause - now) end
       if endpoint and endpoint.state == 'open' and endpoint.opens > now then by(endpoint.opens - now) end
@@ -296,7 +320,7 @@ end
 if moved then announce(now, spill) end
 
 local stale = {}
-for _, id in ipairs(left > 0 and mine or {}) do
+for _, id in ipairs(left > 0 and with_room or {}) do
   if view.by_id[id] and view.by_id[id].stale then stale[#stale + 1] = id end
 end
 return {wake_after(), left, tasks, stale, NOW}

@@ -93,7 +93,8 @@ local function seconds(ms)
 end
 
 -- RQ's text of a time, by Howard Hinnant's days-to-date algorithm: a script has no calendar.
-local function date_text(ms)
+local dated = {}
+local function date_of(ms)
   local floor, days = math.floor, math.floor(ms / 86400000)
   local left, shifted = ms - days * 86400000, days + 719468
   local era = floor(shifted / 146097)
@@ -104,8 +105,16 @@ local function date_text(ms)
   local day = of_year - floor((153 * month + 2) / 5) + 1
   month = month < 10 and month + 3 or month - 9
   year = year + era * 400 + (month <= 2 and 1 or 0)
-  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03d000Z', year, month, day, floor(left / 3600000),
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', year, month, day, floor(left / 3600000),
     floor(left / 60000) % 60, floor(left / 1000) % 60, left % 1000)
+end
+local function date_text(ms)
+  local text = dated[ms]
+  if not text then
+    text = date_of(ms)
+    dated[ms] = text
+  end
+  return text
 end
 
 local function words(text)

@@ -1,25 +1,24 @@
 -- finish: started -> ok. First write frees the slot: allowed when Redis' memory is full.
 -- KEYS[1] rq:x:pool:<pool> HASH
--- ARGV    prefix, pool, result ttl ms, n, then n times 6:
---         id, lease, endpoint, answer (JSON), body, return value (base64, for a plain RQ producer, else "")
+-- ARGV    prefix, pool, result ttl ms, n, then n times 5:
+--         id, lease, endpoint, answer (JSON, newline, body), return value (base64, for a plain RQ producer, else "")
 -- Returns n words: "done" | "already" | "lost" | "canceled"
 -- Returns also, behind the words, what became of breakers: see breaker.lua, events.
 -- needs: lease, breaker, adapt
 
 local now = server_ms()
-local ttl, ended_at, n = tonumber(ARGV[3]), date_text(now), tonumber(ARGV[4])
+local ttl, n = tonumber(ARGV[3]), tonumber(ARGV[4])
 local words_out, good = {}, {}
 local held, sums = {}, new_sums()
 
 local function finish(at, task, sum)
   local id = ARGV[at + 1]
   sum.ran = sum.ran + conclude_in(sums, id, task, 'ok', 'finished', now, ttl, {
-    'x_ans', ARGV[at + 4], 'x_body', ARGV[at + 5], 'x_done', ARGV[at + 2], 'ended_at', ended_at,
-    'x_try', int(one_more(task.try)),
+    'x_ans', ARGV[at + 4], 'x_done', without_process(ARGV[at + 2]),
   })
-  if ARGV[at + 6] ~= '' then
+  if ARGV[at + 5] ~= '' then
     local results = P .. ':results:' .. id
-    call('XADD', results, 'MAXLEN', '~', 10, '*', 'type', 1, 'worker_name', '', 'return_value', ARGV[at + 6])
+    call('XADD', results, 'MAXLEN', '~', 10, '*', 'type', 1, 'worker_name', '', 'return_value', ARGV[at + 5])
     local left = call('PTTL', job_key(id))
     if left > 0 then call('PEXPIRE', results, int(left)) end
   end
@@ -35,13 +34,13 @@ local function finish_held()
 end
 
 -- What the endpoint did in one epoch of its breaker. Most leases of a call are the same text.
-local last = {}
+local last, answered = {}, {}
 local function sum_of(endpoint, lease)
   if last.endpoint == endpoint and last.lease == lease then return last.sum end
   local name = endpoint .. ' ' .. epoch_of(lease)
   local sum = good[name]
   if not sum then
-    sum = {endpoint = endpoint, lease = lease, count = 0, ran = 0, in_flight = call('ZCARD', slots_key(endpoint))}
+    sum = {endpoint = endpoint, lease = lease, count = 0, ran = 0}
     good[name], good[#good + 1] = sum, sum
   end
   last = {endpoint = endpoint, lease = lease, sum = sum}
@@ -50,14 +49,14 @@ end
 
 local seen = {}
 for i = 1, n do
-  local at = 4 + (i - 1) * 6
+  local at = 4 + (i - 1) * 5
   local id, lease, endpoint = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   if seen[id] then finish_held() end -- what comes second must see what the first did
   seen[id] = true
   local word, task = fence(id, lease)
   if word == 'held' then
     local sum = sum_of(endpoint, lease)
-    sum.count = sum.count + 1
+    sum.count, answered[endpoint] = sum.count + 1, (answered[endpoint] or 0) + 1
     local next_held = #held
     held[next_held + 1], held[next_held + 2], held[next_held + 3] = at, task, sum
     local ids = slots[endpoint]
@@ -95,7 +94,7 @@ local function served(sum)
   fields[n + 3], fields[n + 4] = 'run_ms', int(whole_of(record[12]) + sum.ran)
   if record[9] then fields[n + 5], fields[n + 6] = 'checked', int(now) end -- an answer is a check
   call('HSET', key, unpack(fields))
-  if record[10] == '1' then adapt(endpoint, now, count, sum.in_flight) end
+  if record[10] == '1' then adapt(endpoint, now, count, call('ZCARD', slots_key(endpoint)) + answered[endpoint]) end
 end
 
 -- Once an epoch: a late answer to an old lease must not stand for the probe's.

@@ -1,6 +1,18 @@
 -- Leases: who may settle, and what a settle writes first.
 -- needs: outcome
 
+-- `x_done` of a task that is ok: the lease without its process, whose name stands in `worker_name`. Most leases of a call
+-- are the same text.
+local shortened = {}
+local function without_process(lease)
+  local text = shortened[lease]
+  if not text then
+    text = string.match(lease, '^%d+%.%d+')
+    shortened[lease] = text
+  end
+  return text
+end
+
 -- The fence. A lease is "<fence>.<epoch>.<process>"; only the holder of the current one may settle.
 -- Returns 'held'; 'already' (one's own settle, repeated); 'canceled' (the outcome stands, the slot is to be freed);
 -- 'lost' (somebody else's now, or gone). And the task, as read_ending has it.
@@ -20,7 +32,7 @@ local function fence(id, lease)
     end
     if task.status == 'canceled' then return 'canceled', task end
   end
-  if task.done == lease then return 'already', task end
+  if task.done == lease or (task.done or '') .. '.' .. (task.worker or '') == lease then return 'already', task end
   return 'lost', task
 end
 

@@ -22,8 +22,7 @@ for i = 1, tonumber(ARGV[3]) do
       call('ZREM', K_FAILED, id)
       call('ZREM', K_CANCELED, id)
       call('ZREM', K_DEADLINES, id)
-      call('HDEL', key, 'x_out', 'x_why', 'x_try', 'x_excl', 'x_del', 'x_sus', 'x_dl', 'x_ans', 'x_body', 'x_end', 'exc_info',
-        'ended_at')
+      call('HDEL', key, 'x_out', 'x_why', 'x_try', 'x_excl', 'x_del', 'x_sus', 'x_dl', 'x_ans', 'exc_info', 'ended_at')
       call('PERSIST', key)
       hold_idem(id)
       make_ready(id, now)

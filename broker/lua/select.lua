@@ -69,10 +69,21 @@ local function before(a, b)
   return a.id < b.id
 end
 
+local function any_excludes(variants)
+  for _, variant in ipairs(variants) do
+    if string.find(variant, '!', 1, true) then return true end
+  end
+  return false
+end
+
 -- Everything a decision needs, read once. mine: endpoint id -> room, of the process that asks ('' for none). check_after:
 -- ms that a check is good for; none for who announces tasks: it rings for a stale endpoint too, whose process checks it.
+-- While nobody else waits, nothing is counted but what who asks has room for: a process in a busy pool reads no more than
+-- those. But tasks that exclude endpoints ask whether any other is live.
 local function read_view(now, spill, asker, mine, check_after)
   local view = {now = now, endpoints = {}, by_id = {}, waiting = read_waiting(now, spill, asker)}
+  view.variants = call('SMEMBERS', K_LISTS)
+  local own_alone = asker ~= '' and #view.waiting == 0 and not any_excludes(view.variants)
   local room = {}
   for _, process in ipairs(view.waiting) do
     if process.trusted then
@@ -81,14 +92,16 @@ local function read_view(now, spill, asker, mine, check_after)
   end
   local tiers, priorities = {}, {}
   for _, id in ipairs(call('SMEMBERS', K_ENDPOINTS)) do
-    local endpoint = read_endpoint(id, now, check_after or 0, room[id] or 0, mine[id] or 0)
-    view.by_id[id] = endpoint
-    local tier = tiers[endpoint.priority]
-    if not tier then
-      tier = {}
-      tiers[endpoint.priority], priorities[#priorities + 1] = tier, endpoint.priority
+    if not own_alone or (mine[id] or 0) > 0 then
+      local endpoint = read_endpoint(id, now, check_after or 0, room[id] or 0, mine[id] or 0)
+      view.by_id[id] = endpoint
+      local tier = tiers[endpoint.priority]
+      if not tier then
+        tier = {}
+        tiers[endpoint.priority], priorities[#priorities + 1] = tier, endpoint.priority
+      end
+      tier[#tier + 1] = endpoint
     end
-    tier[#tier + 1] = endpoint
   end
   table.sort(priorities, function(a, b) return a > b end)
   for _, priority in ipairs(priorities) do -- within a tier their order says nothing: `before` does
@@ -128,7 +141,7 @@ local RANK = {high = 1, normal = 2, low = 3}
 
 local function read_classes(view)
   local classes, by_name = {}, {}
-  local variants = call('SMEMBERS', K_LISTS)
+  local variants = view.variants
   local indexed = set_of(variants)
   if call('EXISTS', list_key('high'), list_key('low')) > 0 then -- a plain RQ producer puts tasks there, and indexes none
     for _, variant in ipairs({'high', 'low'}) do

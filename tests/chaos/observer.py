@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from broker.errors import BrokerError
+from broker.outcome import attempts_of, decode_answer
 from broker.store import Store
 from tests.chaos.history import History
 
@@ -20,8 +21,8 @@ T = TypeVar("T")
 LOOK_S = 0.1
 PATIENCE_S = 60.0
 FIELDS = (
-    "status", "x_out", "x_end", "x_body", "x_ans", "x_try", "x_fence", "x_del", "x_max", "x_hist", "x_dl",
-    "started_at", "ended_at",
+    "status", "x_out", "ended_at", "x_ans", "x_try", "x_fence", "x_done", "x_del", "x_max", "x_hist", "x_dl",
+    "started_at",
 )  # fmt: skip
 LEASES = """
 local held = {}
@@ -40,26 +41,17 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else "" if value is None else str(value)
 
 
-def digest(outcome: Any, end: Any, body: Any, head: Any) -> str:
-    whole = b"|".join([text(outcome).encode(), text(end).encode(), head or b"", body or b""])
+def digest(outcome: Any, end: Any, answer: Any) -> str:
+    whole = b"|".join([text(outcome).encode(), text(end).encode(), answer or b""])
     return hashlib.sha1(whole, usedforsecurity=False).hexdigest()[:16]
 
 
-def said(body: bytes | None) -> str | None:
+def said(body: bytes) -> str | None:
     """The text in a completion; None where there is none."""
     try:
-        return str(json.loads(body or b"")["choices"][0]["message"]["content"])
+        return str(json.loads(body)["choices"][0]["message"]["content"])
     except (ValueError, LookupError, TypeError):
         return None
-
-
-def answered(head: bytes | None) -> tuple[str | None, str | None]:
-    """Which endpoint answered, and whom: the X-Request-Id that it gave back."""
-    try:
-        answer = json.loads(head or b"{}")
-        return answer.get("endpoint"), (answer.get("headers") or {}).get("x-request-id")
-    except (ValueError, AttributeError):
-        return None, None
 
 
 class Observer:
@@ -173,12 +165,12 @@ class Observer:
         for at in range(0, len(tasks), 500):
             some = tasks[at : at + 500]
             for task, values in zip(some, self._read(some), strict=True):
-                status, outcome, end, body, head = values[:5]
+                status, outcome, end, answer = values[:4]
                 if outcome is None:
                     continue
                 self.history.write(
-                    "outcome", task=task, status=text(status), outcome=text(outcome), end=int(end or 0) / 1000,
-                    digest=digest(outcome, end, body, head),
+                    "outcome", task=task, status=text(status), outcome=text(outcome), end=_unix(end),
+                    digest=digest(outcome, end, answer),
                 )  # fmt: skip
                 with self._lock:
                     self._open.discard(task)
@@ -217,8 +209,8 @@ class Observer:
         self._rest()
 
     def _final(self, task: str, values: Sequence[Any]) -> None:
-        status, outcome, end, body, head, tries, fence, lost, most, hist, deadline, began, ended = values
-        endpoint, to = answered(head)
+        status, outcome, end, answer, tries, fence, done, lost, most, hist, deadline, began = values
+        _, endpoint, headers, body = decode_answer(answer)
         retries, failures = [], 0
         for line in text(hist).splitlines():
             attempt = json.loads(line)
@@ -227,10 +219,11 @@ class Observer:
                 retries.append([attempt["ended"], attempt["ended"] + attempt["retry_in"]])
         self.history.write(
             "final", task=task, status=text(status) or None, outcome=text(outcome) or None,
-            digest=digest(outcome, end, body, head), end=int(end or 0) / 1000, attempts=_int(tries),
-            claims=_int(fence), lost=_int(lost), max=_int(most) or self._max_attempts, retries=retries,
-            deadline=_int(deadline) / 1000, failures=failures, times=[_unix(began), _unix(ended)],
-            said=said(body), endpoint=endpoint, to=to,
+            digest=digest(outcome, end, answer), end=_unix(end), attempts=attempts_of(outcome, tries),
+            claims=_int(fence) or _int(text(done).partition(".")[0]), lost=_int(lost),
+            max=_int(most) or self._max_attempts, retries=retries, deadline=_int(deadline) / 1000, failures=failures,
+            times=[_unix(began), _unix(end)], said=said(body), endpoint=endpoint or None,
+            to=headers.get("x-request-id"),
         )  # fmt: skip
 
     def _counters(self) -> None:

@@ -78,7 +78,7 @@ class Bench:
         claims = await self.store.run(
             scripts.claim(POOL, "test", [Offer("e1", most, 0)], lease=30, most=most)
         )
-        told = encode_answer(200, {}, "e1", 1.0)
+        told = encode_answer(200, {}, "e1")
         done = [Finish(claimed.lease, told, b'{"fine": true}') for claimed in claims.tasks]
         if done:
             await self.store.run(scripts.finish(POOL, done, result_ttl=60))

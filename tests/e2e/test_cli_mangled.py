@@ -12,7 +12,7 @@ from broker.cli.doctorredis import _judge_server
 from tests.support.commands import headrace
 
 pytestmark = pytest.mark.e2e
-TIMES = ("x_born", "x_dl", "x_run", "x_end")
+TIMES = ("x_born", "x_dl", "x_run", "started_at", "ended_at")
 
 
 @pytest.mark.parametrize("mangled", ["1e300", "9" * 20, "-99999999999999999", "nan"])

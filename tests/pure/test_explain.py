@@ -9,9 +9,14 @@ import pytest
 
 from broker.explain import Reading, decide
 from broker.inspect import EndpointStatus
+from broker.rqjob import utc
 
 NOW = 1_700_000_000.0
 MS = int(NOW * 1000)
+
+
+def at(ms: int) -> str:
+    return utc(ms / 1000)
 
 
 def endpoint(name: str, state: str = "ready", **more: Any) -> EndpointStatus:
@@ -117,7 +122,7 @@ def test_the_place() -> None:
 
 
 def other(status: str, **more: Any) -> Reading:
-    row = {name: value for name, value in more.items() if name.startswith(("x_", "exc"))}
+    row = {name: value for name, value in more.items() if name.startswith(("x_", "exc", "ended"))}
     rest = {name: value for name, value in more.items() if name not in row}
     return Reading("t", {"origin": "llm", "status": status, **row}, (), **rest)
 
@@ -137,13 +142,14 @@ def other(status: str, **more: Any) -> Reading:
         (other("started", x_ep="vm1", x_run=str(MS - 99_000), lease_end=NOW - 4), "started", "ran out 4.0 s ago"),
         (other("started", x_ep="vm1", x_run=str(MS)), "started", "holds no slot there"),
         (other("started"), "started", "running in a stock RQ worker"),
-        (other("finished", x_out="ok", x_end=str(MS - 5000), x_try="1"), "ok", "answered 5.0 s ago after 1 attempt"),
+        (other("finished", x_out="ok", ended_at=at(MS - 5000)), "ok", "answered 5.0 s ago after 1 attempt"),
+        (other("finished", x_out="ok", ended_at=at(MS), x_try="2"), "ok", "answered 0.0 s ago after 3 attempts"),
         (
-            other("failed", x_out="dead", x_why="http_400: no", x_end=str(MS), x_try="1"),
+            other("failed", x_out="dead", x_why="http_400: no", ended_at=at(MS), x_try="1"),
             "dead", "given up 0.0 s ago after 1 attempt: http_400: no; `headrace dead redrive t` puts it back",
         ),
-        (other("failed", x_out="expired", x_why="late", x_end=str(MS)), "expired", "expired 0.0 s ago: late"),
-        (other("canceled", x_out="canceled", x_end=str(MS - 60_000)), "canceled", "canceled 60.0 s ago"),
+        (other("failed", x_out="expired", x_why="late", ended_at=at(MS)), "expired", "expired 0.0 s ago: late"),
+        (other("canceled", x_out="canceled", ended_at=at(MS - 60_000)), "canceled", "canceled 60.0 s ago"),
         (other("failed", exc_info="Traceback\nValueError: x"), "dead", "given up: ValueError: x"),
         (other("deferred"), "deferred", "RQ says 'deferred'"),
     ],

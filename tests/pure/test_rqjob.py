@@ -99,17 +99,14 @@ def test_a_task_comes_back_without_orjson_too(work: Work) -> None:
 
 def test_data_is_the_call_that_rq_makes() -> None:
     request = Request("POST", "/v1/x", json=CHAT, headers={"X-A": "b"}, timeout=5)
-    kwargs = {"method": "POST", "path": "/v1/x", "json": CHAT, "headers": {"x-a": "b"}, "timeout": 5.0}
-    assert json.loads(encode_work(request)) == ["workers.jobs.request", None, [], kwargs]
-    assert json.loads(encode_work(Request("GET", "/"))) == [
-        "workers.jobs.request",
-        None,
-        [],
-        {"method": "GET", "path": "/"},
-    ]
+    args, kwargs = ["POST", "/v1/x", CHAT], {"headers": {"x-a": "b"}, "timeout": 5.0}
+    assert json.loads(encode_work(request)) == ["workers.jobs.request", None, args, kwargs]
+    assert json.loads(encode_work(Request("GET", "/"))) == ["workers.jobs.request", None, ["GET", "/"], {}]
+    text = Request("PUT", "/", body="x")
+    assert json.loads(encode_work(text)) == ["workers.jobs.request", None, ["PUT", "/"], {"body": "x"}]
     npu = NpuTask("text_analysis", {"input_text": "x"})
-    kwargs = {"task_type": "text_analysis", "data": {"input_text": "x"}}
-    assert json.loads(encode_work(npu)) == ["workers.jobs.npu", None, [], kwargs]
+    args = ["text_analysis", {"input_text": "x"}]
+    assert json.loads(encode_work(npu)) == ["workers.jobs.npu", None, args, {}]
 
 
 def test_data_is_compressed_from_2_kib() -> None:

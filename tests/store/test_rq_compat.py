@@ -24,10 +24,11 @@ import rq.serializers
 from broker import Broker, DeadLettered, admin, rqjob
 from broker.errors import InvalidTask
 from broker.rqjob import Serializer, decode_data, encode_work, is_plain
-from broker.scripts import NewTask
+from broker.scripts import Claimed, NewTask
 from broker.store import Store
 from broker.task import NpuTask, Request, Work, new_task_id
 from tests.pure.test_safepickle import Canary
+from tests.support.player import claim, echo, register
 from tests.support.upstream import Upstream, upstream_server
 
 pytestmark = pytest.mark.rq
@@ -93,9 +94,9 @@ def test_job_fetch_reads_a_task(connection: Any, put: Put, content: str) -> None
     request = Request("POST", "/v1/chat/completions", json={"content": content}, headers={"X-A": "b"}, timeout=5)
     job = fetch(connection, put(request))
     job.refresh()
-    assert (job.func_name, job.instance, list(job.args)) == ("workers.jobs.request", None, [])
-    kwargs = {"json": {"content": content}, "headers": {"x-a": "b"}, "timeout": 5.0}
-    assert job.kwargs == {"method": "POST", "path": "/v1/chat/completions", **kwargs}
+    assert (job.func_name, job.instance) == ("workers.jobs.request", None)
+    assert list(job.args) == ["POST", "/v1/chat/completions", {"content": content}]
+    assert job.kwargs == {"headers": {"x-a": "b"}, "timeout": 5.0}
     assert (job.origin, job.description) == (POOL, "POST /v1/chat/completions")
     assert job.timeout == 360
     assert job.get_status() == "queued"
@@ -226,6 +227,28 @@ def test_why_and_when_a_stock_worker_failed_a_task_is_seen_everywhere(
         assert why in admin.task_explain(store, task_id).summary
         with pytest.raises(DeadLettered, match="HEADRACE_ENDPOINT"):
             broker.task(POOL, task_id).result(timeout=5)
+
+
+def test_what_is_ok_and_put_back_by_rq_runs_under_a_new_lease(connection: Any, redis_url: str, put: Put) -> None:
+    """`Queue.enqueue_job()` of a job that has its outcome. What settled it before settles it no more."""
+    with closing(Store(redis_url)) as store:
+        register(store, POOL)
+
+        def finish(claimed: Claimed) -> Any:
+            return store.run(store.scripts.finish(POOL, [echo(claimed)], result_ttl=60))
+
+        task_id = put(Request("POST", "/", json={}))
+        (first,) = claim(store, POOL)
+        assert (finish(first), finish(first)) == (["done"], ["already"])
+        job = fetch(connection, task_id)
+        assert (job.get_status(), job.timeout) == ("finished", None)
+        Queue(POOL, connection=connection, serializer=JSON).enqueue_job(job)
+        assert fetch(connection, task_id).timeout == 180
+        (second,) = claim(store, POOL)
+        assert (second.lease.id, finish(first)) == (task_id, ["already"])
+        assert fetch(connection, task_id).get_status() == "started"
+        assert second.lease.token.startswith("2.")
+        assert finish(second) == ["done"]
 
 
 def test_rqs_scheduler_queues_a_delayed_task(connection: Any, put: Put, upstream: Upstream) -> None:

@@ -29,8 +29,7 @@ def test_finish_gives_the_outcome(verbs: Verbs) -> None:
     assert verbs.finish(lease) == ["done"]
     assert (verbs.outcome("t"), verbs.status("t"), verbs.in_flight("a")) == ("ok", "finished", 0)
     done = finish_of(lease)
-    stored = [verbs.field("t", name) for name in ("x_ans", "x_body", "x_try")]
-    assert stored == [done.answer, done.body.decode(), "1"]
+    assert verbs.field("t", "x_ans") == f"{done.answer}\n{done.body.decode()}"
     assert (verbs.counter("n_ok"), verbs.endpoint("a", "served")) == (1, "1")
     assert 0 < verbs.store.redis.pttl(verbs.store.keys.job("t")) <= DAY
 
@@ -38,10 +37,10 @@ def test_finish_gives_the_outcome(verbs: Verbs) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        "1999-12-31T23:59:59.999000Z",
-        "2024-02-29T00:00:00.000000Z",
-        "2026-03-01T12:05:09.070000Z",
-        "2100-02-28T23:59:59.001000Z",
+        "1999-12-31T23:59:59.999Z",
+        "2024-02-29T00:00:00.000Z",
+        "2026-03-01T12:05:09.070Z",
+        "2100-02-28T23:59:59.001Z",
     ],
 )
 def test_rqs_times_are_the_servers(verbs: Verbs, moment: str) -> None:
@@ -112,7 +111,7 @@ def test_a_repeated_release_does_not_prolong_its_pause(verbs: Verbs) -> None:
 def test_finish_takes_a_doubled_lease_for_a_repeat(verbs: Verbs) -> None:
     lease = run_one(verbs)
     assert verbs.finish(lease, lease) == ["done", "already"]
-    assert (verbs.counter("n_ok"), verbs.endpoint("a", "served"), verbs.field("t", "x_try")) == (1, "1", "1")
+    assert (verbs.counter("n_ok"), verbs.endpoint("a", "served")) == (1, "1")
 
 
 def test_an_unknown_task_is_lost(verbs: Verbs) -> None:

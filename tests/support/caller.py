@@ -116,7 +116,8 @@ def _arguments(name: str, choose: Choose) -> dict[str, Any]:
         case "burst":
             return {"more": choose(range(1, 13)), "process": choose(PROCESSES)}
         case "claim":
-            rooms = {endpoint: choose((0, 1, 2, 5)) for endpoint in ENDPOINTS}
+            served = choose((ENDPOINTS, *((endpoint,) for endpoint in ENDPOINTS)))
+            rooms = {endpoint: choose((0, 1, 2, 5)) for endpoint in served}
             return {"process": choose(PROCESSES), "rooms": rooms, "most": choose((1, 3, 10, 10))}
         case "manage":
             what = choose(("down", "up", "up", "drain", "undrain", "reset"))

@@ -98,7 +98,7 @@ class Model(Administration):
 
     def claim(self, process: str, offers: Sequence[Offer], lease: int, most: int) -> Claims:
         pool = self.pool
-        ends = [pool.endpoints[offer.endpoint] for offer in offers if offer.endpoint in pool.endpoints]
+        ends = [pool.endpoints[one.endpoint] for one in offers if one.room > 0 and one.endpoint in pool.endpoints]
         stale = tuple(one.id for one in ends if one.stale(self.now, pool.check_after))
         self.bells[process] = [word for word in self.bells.get(process, []) if word != "work"]
         self._promote_due()
@@ -115,7 +115,7 @@ class Model(Administration):
 
         batch = claim(pool, self.now, process, rooms, held, most, admit)
         self._ring(batch.rung)
-        wake = self._wake(process, list(rooms), batch.left, len(batch.tasks) >= most, batch.reserved)
+        wake = self._wake(process, [one.id for one in ends], batch.left, len(batch.tasks) >= most, batch.reserved)
         tasks = [self._claimed(self.tasks[task_id]) for task_id, _ in batch.tasks]
         return Claims(None if wake < 0 else wake / 1000, batch.left, tasks, stale if batch.left > 0 else ())
 
@@ -143,7 +143,7 @@ class Model(Administration):
         if left > 0 and process in self.pool.listeners:
             times += [1] if full else []
             times += [self.pool.spill] if reserved else []
-            for endpoint in (self.pool.endpoints[name] for name in offered if name in self.pool.endpoints):
+            for endpoint in map(self.pool.endpoints.__getitem__, offered):
                 times += [endpoint.pause - self.now] if endpoint.pause > self.now else []
                 if endpoint.state == "open" and endpoint.opens > self.now:
                     times.append(endpoint.opens - self.now)
@@ -167,15 +167,9 @@ class Model(Administration):
     def finish(self, items: Sequence[Finish], ttl: int) -> list[str]:
         replies: list[str] = []
         good: dict[tuple[str, str], list[Lease]] = {}  # by endpoint and epoch, as they come
-        in_flight: dict[tuple[str, str], int] = {}  # they among them
-        freed: Counter[str] = Counter()
-        seen: set[str] = set()
+        answered: Counter[str] = Counter()
         for item in items:
-            if item.lease.id in seen:
-                freed.clear()
-            seen.add(item.lease.id)
             endpoint = self.pool.endpoints.get(item.lease.endpoint)
-            out = len(endpoint.slots) + freed[endpoint.id] if endpoint else 0
             word = self._settle(item.lease)
             if word == "held":
                 assert endpoint is not None
@@ -188,14 +182,14 @@ class Model(Administration):
                     endpoint.checked = self.now
                 name = (endpoint.id, item.lease.token.split(".")[1])
                 good.setdefault(name, []).append(item.lease)
-                in_flight.setdefault(name, out)
-                freed[endpoint.id] += 1
+                answered[endpoint.id] += 1
                 word = "done"
             replies.append(word)
         for name, leases in good.items():
             for lease in leases:
                 self._breaker(lease, "good")
-            self.adapting[name[0]].answer(self.now, len(leases), in_flight[name])
+            in_flight = len(self.pool.endpoints[name[0]].slots) + answered[name[0]]
+            self.adapting[name[0]].answer(self.now, len(leases), in_flight)
         return replies
 
     def retry(self, items: Sequence[Retry]) -> list[str]:

@@ -23,13 +23,13 @@ def echo(claimed: Claimed) -> Finish:
     """Outcome ok; the body is the request's JSON."""
     work = decode_data(claimed.data, 1 << 30).work
     body = json.dumps(work.json if isinstance(work, Request) else dict(work.data)).encode()
-    answer = encode_answer(200, {"content-type": "application/json"}, claimed.lease.endpoint, claimed.claimed_at)
+    answer = encode_answer(200, {"content-type": "application/json"}, claimed.lease.endpoint)
     return Finish(claimed.lease, answer, body)
 
 
 def refuse(claimed: Claimed, reason: str = "http_400: no such model", status: int = 400) -> DeadLetter:
     """A dead letter with an answer, a body and a line of history."""
-    answer = encode_answer(status, {}, claimed.lease.endpoint, claimed.claimed_at)
+    answer = encode_answer(status, {}, claimed.lease.endpoint)
     at = round(claimed.claimed_at, 3)
     history = {"attempt": claimed.attempts + 1, "endpoint": claimed.lease.endpoint, "kind": "http_4xx"}
     history |= {"status": status, "error": reason, "started": at, "ended": at}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker.fields import as_date
+from broker.outcome import attempts_of
 from broker.store import Store
 
 Hash = Mapping[bytes, bytes]
@@ -113,11 +115,17 @@ def _task(fields: Hash, expires: bool) -> dict[str, Any]:
     def number(name: str) -> int:
         return int(text(name) or 0)
 
+    done, ended = text("x_done"), round(1000 * (as_date(text("ended_at")) or 0))
+    fence = number("x_fence") or int(done.partition(".")[0] or 0)
+    attempts = attempts_of(text("x_out"), text("x_try"))
+    answer, _, body = fields.get(b"x_ans", b"").partition(b"\n")
+    if done.count(".") == 1:
+        done += f".{text('worker_name')}"
     return {
-        "status": text("status"), "attempts": number("x_try"), "lost": number("x_del"), "fence": number("x_fence"),
-        "lease": text("x_lease"), "endpoint": text("x_ep"), "run": number("x_run"), "done": text("x_done"),
-        "excluded": text("x_excl"), "outcome": text("x_out"), "why": text("x_why"), "ended": number("x_end"),
-        "answer": text("x_ans"), "body": fields.get(b"x_body", b""), "history": text("x_hist"),
+        "status": text("status"), "attempts": attempts, "lost": number("x_del"), "fence": fence,
+        "lease": text("x_lease"), "endpoint": text("x_ep"), "run": number("x_run"), "done": done,
+        "excluded": text("x_excl"), "outcome": text("x_out"), "why": text("x_why"), "ended": ended,
+        "answer": answer.decode(), "body": body, "history": text("x_hist"),
         "deadline": number("x_dl"), "at": number("x_at") or number("x_born"), "born": number("x_born"),
         "digest": text("x_dig"), "priority": text("x_pri") or "normal", "requires": text("x_req"), "expires": expires,
         "late": text("x_late"), "suspect": text("x_sus") == "1",

@@ -149,7 +149,7 @@ def test_a_mangled_task_is_shown_and_stops_nobody(
     for state in ("dead", "ok", "queued"):
         key = store.keys.job(tasks[state])
         whole: dict[Any, Any] = store.redis.hgetall(key)
-        fields = {*whole, b"x_hist", b"x_ans", b"x_why", b"x_end", b"x_dl", b"exc_info", b"x_ttl", b"x_req", b"x_excl"}
+        fields = {*whole, *b"x_hist x_ans x_why ended_at x_dl exc_info x_ttl x_req x_excl".split()}
         for field in sorted(fields):
             for value in itertools.islice(turn, 2):
                 store.redis.hset(key, field, value)
