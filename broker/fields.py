@@ -6,11 +6,13 @@ Anybody who may write to Redis may have mangled a hash; a reader must show the r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
 MOST_DIGITS: Final = 20
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII).fullmatch
 MOST_MS: Final = 253_402_300_799_000  # the end of the year 9999: what is later is no time
 
 
@@ -52,10 +54,12 @@ def as_seconds(text: str | bytes | None) -> float | None:
 
 def as_date(text: str | bytes | None) -> float | None:
     """A time in RQ's text, `2026-01-31T12:34:56.789Z`, to Unix seconds; None for anything else."""
+    told = as_text(text or "")
+    if not _DATE(told):
+        return None
     try:
-        moment = datetime.fromisoformat(as_text(text)) if text else None
-        return None if moment is None else moment.timestamp()
-    except (ValueError, OverflowError, OSError):
+        return as_moment(datetime.fromisoformat(told).timestamp())
+    except ValueError:
         return None
 
 

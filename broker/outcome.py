@@ -23,15 +23,15 @@ def encode_answer(status: int | None, headers: Mapping[str, str], endpoint: str)
     """The first line of the field `x_ans`: a JSON array of status, endpoint and KEPT_HEADERS. What follows is the body.
 
     There is one for each task with an outcome, so it is short: null, or left out at the end, are the usual content
-    type, and other headers that are not there. No content type at all is "".
+    type, and other headers that are not there. No content type at all is 0.
     """
-    content_type = headers.get(KEPT_HEADERS[0], "")
+    content_type = headers.get(KEPT_HEADERS[0], 0)
     others = [headers.get(name) for name in KEPT_HEADERS[1:]]
     return _encode_answer(status, endpoint, None if content_type == USUAL_TYPE else content_type, *others)
 
 
 @lru_cache(maxsize=256)
-def _encode_answer(status: int | None, endpoint: str, *kept: str | None) -> str:
+def _encode_answer(status: int | None, endpoint: str, *kept: str | int | None) -> str:
     answer = [status, endpoint, *kept]
     while answer[-1] is None:
         answer.pop()
@@ -46,7 +46,7 @@ def decode_answer(text: bytes | None) -> tuple[int | None, str, dict[str, str], 
         return None, "", {}, body
     status, endpoint, *kept = told
     kept = [USUAL_TYPE if not kept or kept[0] is None else kept[0], *kept[1:]]
-    headers = {name: value for name, value in zip(KEPT_HEADERS, kept, strict=False) if value and isinstance(value, str)}
+    headers = {name: value for name, value in zip(KEPT_HEADERS, kept, strict=False) if isinstance(value, str)}
     return as_status(status), endpoint if isinstance(endpoint, str) else "", headers, body
 
 
@@ -83,6 +83,6 @@ def read_result(task_id: str, values: Sequence[Any]) -> Result | None:
         attempts=attempts_of(outcome, failed),
         reason=_text(why),
         enqueued_at=_seconds(born),
-        started_at=(as_date(started) if answer else None) or 0.0,
+        started_at=(as_date(started) if answer or not outcome else None) or 0.0,
         ended_at=as_date(ended) or 0.0,
     )

@@ -14,7 +14,7 @@ local held, sums = {}, new_sums()
 local function finish(at, task, sum)
   local id = ARGV[at + 1]
   sum.ran = sum.ran + conclude_in(sums, id, task, 'ok', 'finished', now, ttl, {
-    'x_ans', ARGV[at + 4], 'x_done', without_process(ARGV[at + 2]),
+    'x_ans', ARGV[at + 4], 'x_done', fence_of(ARGV[at + 2]),
   })
   if ARGV[at + 5] ~= '' then
     local results = P .. ':results:' .. id

@@ -1,14 +1,14 @@
 -- Leases: who may settle, and what a settle writes first.
 -- needs: outcome
 
--- `x_done` of a task that is ok: the lease without its process, whose name stands in `worker_name`. Most leases of a call
--- are the same text.
-local shortened = {}
-local function without_process(lease)
-  local text = shortened[lease]
+-- `x_done` of a task that is ok: the lease's fence, which no other lease of the task has. Most leases of a call are the
+-- same text.
+local fences = {}
+local function fence_of(lease)
+  local text = fences[lease]
   if not text then
-    text = string.match(lease, '^%d+%.%d+')
-    shortened[lease] = text
+    text = string.match(lease, '^%d+')
+    fences[lease] = text
   end
   return text
 end
@@ -32,7 +32,7 @@ local function fence(id, lease)
     end
     if task.status == 'canceled' then return 'canceled', task end
   end
-  if task.done == lease or (task.done or '') .. '.' .. (task.worker or '') == lease then return 'already', task end
+  if task.done and (task.done == lease or task.done == fence_of(lease)) then return 'already', task end
   return 'lost', task
 end
 

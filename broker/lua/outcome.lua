@@ -4,11 +4,10 @@
 -- What an outcome depends on.
 local function read_ending(id)
   local found = fields_of(id, 'status', 'x_lease', 'x_done', 'x_out', 'x_try', 'x_dl', 'x_reply', 'x_idem', 'x_born',
-    'result_ttl', 'failure_ttl', 'x_run', 'worker_name')
+    'result_ttl', 'failure_ttl', 'x_run')
   return {
     status = found[1], lease = found[2], done = found[3], outcome = found[4], try = found[5], deadline = found[6],
     reply = found[7], idem = found[8], born = found[9], result_ttl = found[10], failure_ttl = found[11], run = found[12],
-    worker = found[13],
   }
 end
 
@@ -28,8 +27,7 @@ local function conclude_in(sums, id, task, outcome, status, now, ttl, fields)
   local n = #fields
   fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'status', status, 'x_out', outcome
   fields[n + 5], fields[n + 6] = 'ended_at', date_text(now)
-  -- What is ok is not run again, by whatever of ours: it needs neither its fence (x_done has it) nor RQ's timeout.
-  if outcome == 'ok' and task.born then call('HDEL', key, 'x_lease', 'x_ep', 'x_run', 'x_fence', 'timeout')
+  if outcome == 'ok' then call('HDEL', key, 'x_lease', 'x_ep', 'x_run', 'x_fence') -- which x_done has
   else call('HDEL', key, 'x_lease', 'x_ep', 'x_run') end
   call('HSET', key, unpack(fields))
   if ttl > 0 then call('PEXPIRE', key, int(ttl)) else call('PERSIST', key) end

@@ -42,7 +42,8 @@ local function behind_head(id, key, task)
   local other = call('HMGET', job_key(head), 'x_at', 'enqueued_at', 'x_born')
   local at, head_at = tonumber(task.x_at or task.x_born or ''), tonumber(other[1] or other[3] or '')
   if at and head_at then return head_at <= at end
-  return task.enqueued_at and other[2] and other[2] <= task.enqueued_at -- plain: text by its producers' clocks
+  -- plain: text by its producers' clocks, with more digits than ours
+  return task.enqueued_at and other[2] and string.sub(other[2], 1, -2) <= string.sub(task.enqueued_at, 1, -2)
 end
 
 local function in_list(id, variant, task)

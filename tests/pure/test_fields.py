@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import fields
-from broker.outcome import FIELDS, read_result
+from broker.outcome import FIELDS, decode_answer, encode_answer, read_result
 from broker.taskview import read_history
 
 MANGLED: tuple[bytes, ...] = (
@@ -31,6 +31,25 @@ def test_a_result_is_read_whatever_stands_there(values: list[bytes | None], outc
         assert isinstance(result.attempts, int)
         assert all(isinstance(each, float | int) for each in (result.started_at, result.ended_at))
         assert all(isinstance(text, str) for text in result.headers.values())
+
+
+@pytest.mark.parametrize("status", [200, None])
+@pytest.mark.parametrize("body", [b"", b"{}", b"\n\n[1]\n", b"\xff\x00"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "application/json"},
+        {"content-type": "application/json; charset=utf-8"},
+        {"content-type": ""},
+        {"content-type": "application/json", "x-request-id": "a\nb\u20ac"},
+        {"retry-after": "5"},
+        {"content-type": "text/plain", "retry-after": "", "x-request-id": "7"},
+    ],
+)
+def test_an_answer_is_read_as_it_was(status: int | None, headers: dict[str, str], body: bytes) -> None:
+    line = encode_answer(status, {**headers, "x-else": "not kept"}, "e1")
+    assert decode_answer(line.encode() + b"\n" + body) == (status, "e1", headers, body)
 
 
 @pytest.mark.parametrize("line", MANGLED, ids=range(len(MANGLED)))
@@ -60,6 +79,19 @@ def test_a_history_is_read_whatever_stands_there(line: bytes) -> None:
         (fields.as_seconds, "-5", None),
         (fields.as_seconds, "253402300799000", 253_402_300_799.0),
         (fields.as_seconds, "x", None),
+        (fields.as_date, "2026-01-31T12:34:56.789Z", 1_769_862_896.789),
+        (fields.as_date, b"2026-01-31T12:34:56.789012Z", 1_769_862_896.789012),
+        (fields.as_date, "2026-01-31T12:34:56Z", 1_769_862_896.0),
+        (fields.as_date, "", None),
+        (fields.as_date, None, None),
+        (fields.as_date, "2026-01-31T12:34:56", None),
+        (fields.as_date, "9999-12-31T23:59:59-12:00", None),
+        (fields.as_date, "0001-01-01T00:00:00Z", None),
+        (fields.as_date, "2026-02-30T00:00:00Z", None),
+        (fields.as_date, "2026-W05-6", None),
+        (fields.as_date, b"\xff", None),
+        (fields.as_array, b"[1]", [1]),
+        (fields.as_array, b"{}", []),
         (fields.as_object, b'{"a": 1}', {"a": 1}),
         (fields.as_object, b"[1]", {}),
         (fields.as_object, b"\xff", {}),

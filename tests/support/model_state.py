@@ -336,9 +336,10 @@ def render(model: State) -> dict[str, Any]:
 
 
 def _render_task(task: Task) -> dict[str, Any]:
+    done = task.done.partition(".")[0] if task.outcome == "ok" else task.done
     return {
         "status": task.status, "attempts": task.attempts, "lost": task.lost, "fence": task.fence, "lease": task.lease,
-        "endpoint": task.endpoint, "run": task.run, "done": task.done, "excluded": ",".join(task.excluded),
+        "endpoint": task.endpoint, "run": task.run, "done": done, "excluded": ",".join(task.excluded),
         "outcome": task.outcome, "why": task.why, "ended": task.ended, "answer": task.answer, "body": task.body,
         "history": task.history, "deadline": task.deadline, "at": task.at, "born": task.born, "digest": task.digest,
         "priority": task.priority, "requires": ",".join(task.requires), "expires": bool(task.outcome),

@@ -119,8 +119,6 @@ def _task(fields: Hash, expires: bool) -> dict[str, Any]:
     fence = number("x_fence") or int(done.partition(".")[0] or 0)
     attempts = attempts_of(text("x_out"), text("x_try"))
     answer, _, body = fields.get(b"x_ans", b"").partition(b"\n")
-    if done.count(".") == 1:
-        done += f".{text('worker_name')}"
     return {
         "status": text("status"), "attempts": attempts, "lost": number("x_del"), "fence": fence,
         "lease": text("x_lease"), "endpoint": text("x_ep"), "run": number("x_run"), "done": done,
