@@ -1,4 +1,7 @@
-"""The limit: the same requests with no queue, over headrace's own transport: `python -m bench.bare --url U`."""
+"""The limit: the same requests with no queue, over headrace's own transport: `python -m bench.bare --url U`.
+
+The garbage collector looks as seldom as in a worker: over aiohttp, which makes cycles, the limit would else be too low.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from bench.job import PATH, encode, payload
+from workers.process import spare_the_collector
 from workers.transport import Call, TransportName, make_transport
 
 
@@ -64,6 +68,7 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0, help="requests at the start that do not count (a tenth)")
     parser.add_argument("--transport", default="auto")
     options = parser.parse_args()
+    spare_the_collector()
     try:
         import uvloop
     except ImportError:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -179,6 +179,16 @@ class Lab:
                 yield self.server
             finally:
                 self.server = usual
+
+    @contextmanager
+    def over(self, transport: str) -> Iterator[None]:
+        """headrace and the bare client use this transport, for the block."""
+        usual = self.options
+        self.options = replace(usual, transport=transport)
+        try:
+            yield
+        finally:
+            self.options = usual
 
     @property
     def rq(self) -> Handle | None:

@@ -40,7 +40,7 @@ SETTLE_AT_EXIT_S: Final = 5.0
 FIRST_CHECKS_S: Final = 2.0
 ECHO_S: Final = 1.0  # a signal so soon after the first is the same one: sent to the group, and passed on by a parent
 
-__all__ = ["Process", "Spec", "process_name", "run_loop", "run_process"]
+__all__ = ["Process", "Spec", "process_name", "run_loop", "run_process", "spare_the_collector"]
 
 log = logging.getLogger("headrace.process")
 
@@ -257,7 +257,7 @@ def _futures(*futures: asyncio.Future[Any]) -> list[asyncio.Future[Any]]:
 # Entry points
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """What was imported is here to stay, and a task's objects die with it: look for cycles less often. The usual pace
     costs a process under load a few percent, and its slowest tasks milliseconds."""
     gc.collect()
@@ -267,7 +267,7 @@ def _spare_the_collector() -> None:
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
     """asyncio.run, on uvloop where there is one."""
-    _spare_the_collector()
+    spare_the_collector()
     try:
         import uvloop
     except ImportError:

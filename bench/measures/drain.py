@@ -15,6 +15,7 @@ from bench.report import Goal, Section, number
 
 SLOTS = 256
 DEAR_CLIENT_US = 90.0  # above this the client hides the queue, and 0.95 of it is asked for
+DEAR_CLIENT = "aiohttp"  # the default where httptools has no wheel
 
 
 def drain(
@@ -46,18 +47,25 @@ def with_aof(lab: Lab, endpoint: Endpoint, count: int) -> float:
         return drain(lab.headrace, endpoint, count)
 
 
+def on_dear_client(lab: Lab, endpoint: Endpoint, count: int) -> tuple[float, dict[str, float]]:
+    """headrace's tasks/s on a client that costs more than all of the queue, and what bench.bare prints of it."""
+    with lab.over(DEAR_CLIENT):
+        return drain(lab.headrace, endpoint, count), bare(lab, endpoint.urls[0], count)
+
+
 def measure(lab: Lab) -> Section:
     section = Section("drain", "Drain of a full queue", ("system", "tasks/s", "against rq", "against bare", "how"))
     count, rivals = lab.options.tasks, lab.others
     counts = [max(20, int(count * handle.share)) for handle in rivals]
     with fast_endpoint(lab.folder) as endpoint:
         url = endpoint.urls[0]
-        ours, over_aof, one, two, limit, *theirs = lab.rounds(
+        ours, over_aof, one, two, limit, dear, *theirs = lab.rounds(
             lambda: drain(lab.headrace, endpoint, count),
             lambda: with_aof(lab, endpoint, count),
             lambda: drain(lab.headrace, endpoint, count, role="free") if lab.options.cores > 1 else None,
             lambda: drain(lab.headrace, endpoint, count, processes=2, role="free") if lab.options.cores > 1 else None,
             lambda: bare(lab, url, count),
+            lambda: on_dear_client(lab, endpoint, max(20, count // 2)),
             *(partial(drain, h, endpoint, n, role=role(h)) for h, n in zip(rivals, counts, strict=True)),
         )
     if not ours or not limit:
@@ -77,6 +85,11 @@ def measure(lab: Lab) -> Section:
     if one and two:
         row("headrace, not pinned", median(one), "1 process, sharing the cores with server and endpoint")
         row("headrace, 2 processes", median(two), "not pinned, sharing the cores with server and endpoint")
+    on_dear, dear_limit = median([rate for rate, _ in dear]), median([told["rate"] for _, told in dear])
+    dear_cpu = median([told["cpu_us"] for _, told in dear])
+    dear_client = f"transport {DEAR_CLIENT}, {SLOTS} in flight, {dear_cpu:.0f} us CPU a request"
+    row(f"no queue, {DEAR_CLIENT}", dear_limit, dear_client)
+    row(f"headrace, {DEAR_CLIENT}", on_dear, f"transport {DEAR_CLIENT}, else the same")
     for handle in rivals:
         if handle.name in peers:
             row(handle.name, peers[handle.name], handle.setup)
@@ -86,6 +99,9 @@ def measure(lab: Lab) -> Section:
         Goal("drain against the fastest peer", mine / fastest, 5, unit="x", detail=name),
         Goal("drain against the bare client", mine / best, 0.95 if cpu > DEAR_CLIENT_US else 0.6, unit="x",
              detail=f"the client costs {cpu:.0f} us a request"),
+        Goal(f"drain against the bare client on {DEAR_CLIENT}", on_dear / dear_limit,
+             0.95 if dear_cpu > DEAR_CLIENT_US else 0.6, unit="x",
+             detail=f"the client costs {dear_cpu:.0f} us a request"),
         Goal("AOF everysec against off", median(over_aof) / mine, 0.9, unit="x"),
         Goal("two processes against one", median(two) / median(one), 1.6, unit="x", detail="none of them pinned"),
     ]  # fmt: skip
